@@ -17,7 +17,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from app.config.arguments import configure
-from jobs.backfill import _parser, _settings, _tell, main
+from app.kafka.range_reader import RecordsLostError
+from jobs.backfill import _parser, _said, _settings, _tell, main
 from jobs.copying.forms import Tally
 from jobs.copying.partitions import Backfill, run
 from jobs.copying.range import BackfillSettings, Outcome, copied
@@ -202,21 +203,6 @@ def test_chunks_become_references(place: Place, make_topic: MakeTopic, capsys: p
     assert place.rows(plain)[0] == [row(ordinary), row(two), row(one), late]
 
 
-def test_chunk_beyond_the_lookback(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> None:
-    """A first chunk too far before the range is no silent loss: the job names the option, and goes on with more."""
-    source, plain = make_topic(), make_topic()
-    record = Record(b"k", large(1), (), STARTED_MS)
-    first, *rest = chunks_of(record, "far")
-    between = [Record(b"%d" % n, b"v", (), 1) for n in range(5)]
-    place.send(source, [first, *between, *rest])
-    near = ("--max-range-records", "6", "--chunk-lookback")
-    capsys.readouterr()
-    assert place.run(source, plain, "plain", *near, "3") == 1
-    assert "and no first one before it within 3 offsets (--chunk-lookback)" in capsys.readouterr().err
-    assert place.run(source, plain, "plain", *near, "6") == 0
-    assert place.rows(plain)[0] == [*(row(each) for each in between), row(record)]
-
-
 def test_records_deleted_by_kafka(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> None:
     """Records that Kafka deleted before they were read are a failure that names them, unless it is told otherwise."""
     source, sink = make_topic(), make_topic()
@@ -265,33 +251,13 @@ def test_references_are_encrypted_and_back(place: Place, make_topic: MakeTopic) 
     assert place.run(sink, make_topic(), "plain") == 1
 
 
-def test_partition_by_key(place: Place, make_topic: MakeTopic) -> None:
-    """By key, each key's records are in one partition of the sink, in order, where Kafka's own clients put them."""
-    source, sink = make_topic(3), make_topic(2)
-    for number in range(3):
-        keyed = [Record(b"key-%d" % (3 * n + number), b"%d" % n, (), STARTED_MS) for n in range(20)]
-        again = [Record(r.key, b"again", (), STARTED_MS) for r in keyed]
-        known = Record((b"abc", b"21", b"foobar")[number], b"known", (), 1)
-        place.send(source, [*keyed, *again, known, Record(None, b"a", (), 1), Record(None, b"b", (), 1)], number)
-    assert place.run(source, sink, "references", "--partition-by", "key") == 0
-    found = place.rows(sink)
-    assert sum(map(len, found.values())) == 3 * 43
-    for rows in found.values():
-        keys = [key for key, value, _, _ in rows if value == b"again"]
-        assert len(set(keys)) == len(keys)
-        for key in keys:
-            assert [value for each, value, _, _ in rows if each == key][1:] == [b"again"]
-    places = {key: number for number, rows in found.items() for key, _, _, _ in rows if key is not None}
-    assert len(places) == 60 + 3
-    # Of the Java client's own tests: murmur2 of these is 479470107, -973932308 and -790332482.
-    assert (places[b"abc"], places[b"21"], places[b"foobar"]) == (1, 0, 0)
-    assert [[value for key, value, _, _ in found[n] if key is None] for n in (0, 1)] == [
-        [b"a", b"b", b"a", b"b"],
-        [b"a", b"b"],
-    ]
-
-
 # --- what cannot be restored
+
+
+def test_sentences() -> None:
+    """What the data source says of its options is said of those of the command."""
+    assert _said(JobFailedError("within 3 offsets (chunkLookback)")) == "within 3 offsets (--chunk-lookback)"
+    assert _said(RecordsLostError("t", 0, 5, 9)).endswith("; --no-fail-on-data-loss goes on without them")
 
 
 def test_failure_then_again(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> None:
@@ -313,22 +279,6 @@ def test_failure_then_again(place: Place, make_topic: MakeTopic, capsys: pytest.
         store.publish(source, lost)
     assert place.run(source, plain, "plain") == 0
     assert place.rows(plain)[0] == [row(record) for record in records]
-
-
-def test_problem_kept(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> None:
-    """With --on-error keep, such a record goes as it is, and chunks that make no message are left out; both count."""
-    source, plain = make_topic(), make_topic()
-    reference = place.referring(source, Record(b"k", large(1), (), STARTED_MS))
-    lose(place.config, reference)
-    spoilt = chunks_of(Record(b"c", large(2), (), STARTED_MS), "spoilt")
-    del spoilt[1]
-    last = Record(b"last", b"v", (), STARTED_MS)
-    place.send(source, [reference, *spoilt, last])
-    capsys.readouterr()
-    assert place.run(source, plain, "plain", "--on-error", "keep") == 0
-    summary = summary_of(capsys)
-    assert (summary["kept"], summary["left_out"], summary["written"]) == (1, len(spoilt), 2)
-    assert place.rows(plain)[0] == [row(reference), row(last)]
 
 
 # --- refusals

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -11,13 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from app.config.settings import ClientSettings
-from app.kafka.spans import described
-from app.payloads import scan
-from app.payloads.engine import Row
-from app.payloads.local_engine import LocalEngine
 from jobs.references import REFERENCE, newest, references
-from tests.integration.topics import send
 from tests.jobs.rows import frame as rows_of
 from transforms import record_format
 from transforms.bakdata import FLAG
@@ -138,26 +131,3 @@ def test_newest(spark: SparkSession) -> None:
         kept = newest(of, None if since is None else datetime.fromtimestamp(since, UTC))
         places = [(row.partition, row.offset) for row in kept.orderBy("partition", "offset").collect()]
         assert places == [*((0, offset) for offset in range(8) if offset not in left_out), (1, 0)]
-
-
-def test_references_agree_with_a_scan(spark: SparkSession, broker: str, make_topic: Callable[..., str]) -> None:
-    """Of one topic, a program's rows of Spark's Kafka source have the references that audit and sweep find."""
-    topic = make_topic(2, **{"cleanup.policy": "compact"})
-    chance = random.Random(2)
-    log = []
-    for at, record in enumerate(LOG * 3, 1_000):
-        key = b"%d" % chance.randrange(30) if record.key in (None, b"k") else record.key
-        log.append((chance.randrange(2), key, record.value, record.headers, at))
-    send(broker, topic, log)
-    options = {"kafka.bootstrap.servers": broker, "subscribe": topic, "includeHeaders": "true"}
-    rows = spark.read.format("kafka").options(**options, startingOffsets="earliest").load()
-    client = ClientSettings(broker)
-    spans = described(client, {"--topic": [topic]})[topic]
-    for newest_only in (False, True):
-        with LocalEngine() as engine:
-            frames = scan.references(engine, client, [(spans, WITH_ROOT)], committed=True, newest_only=newest_only)
-            scanned = [scan.Found(*row) for each in frames for some in engine.gathered(each, list[Row]) for row in some]
-        given = references(newest(rows) if newest_only else rows, root=ROOT)
-        given = given.withColumn("timestamp", sf.unix_millis("timestamp")).select(*scan.Found._fields)
-        assert {scan.Found(*row)._replace(key=bytes(row.key)) for row in given.collect()} == {*scanned}
-        assert len(scanned) > 10

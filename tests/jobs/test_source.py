@@ -234,17 +234,9 @@ def test_batch_cut_into_tasks(place: Place) -> None:
         rows = place.batch(**cut)
         assert rows.rdd.getNumPartitions() >= tasks
         assert whole(rows.orderBy("offset").collect()) == expected
-
-
-def test_batch_between_offsets(place: Place) -> None:
-    """A range of offsets has the messages whose last chunk is in it."""
-    log, expected = mixed(place)
-    place.send(log)
-    start, end = 3, len(log) - 1
-    rows = place.batch(
-        startingOffsets=json.dumps({place.topic: {"0": start, "1": -2}}),
-        endingOffsets=json.dumps({place.topic: {"0": end, "1": -1}}),
-    )
+    # A range of offsets has the messages whose last chunk is in it.
+    start, end = (json.dumps({place.topic: offsets}) for offsets in ({"0": 3, "1": -2}, {"0": len(log) - 1, "1": -1}))
+    rows = place.batch(startingOffsets=start, endingOffsets=end)
     assert whole(rows.orderBy("offset").collect()) == expected[1:5]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 
@@ -36,15 +37,19 @@ class Log(ListedLog):
 class Writer:
     """The sink, with what was committed to it."""
 
+    partitions: ClassVar[list[int]] = []  # of the last one
+
     def __init__(self, sink: list[RecordLike]) -> None:
         self.ends: dict[int, int] = {}
         self._sink = sink
         self._open: list[RecordLike] = []
+        Writer.partitions.clear()
 
     def receipt(self, *_: object) -> None:
         """No range was committed."""
 
-    def write(self, _partition: int, record: RecordLike) -> None:
+    def write(self, partition: int, record: RecordLike) -> None:
+        self.partitions.append(partition)
         self._open.append(record)
 
     def flush(self) -> None:
@@ -158,6 +163,22 @@ def test_a_message_whose_beginning_kafka_has_deleted(
     done = copy(1, len(source))
     assert (done.error, done.next, done.tally.left_out) == (None, len(source), len(source) - 2)
     assert [record.value for record in sink] == [b"last"]
+    del source[1]  # a message that was spoilt is an error, unless problems are kept; then it is left out, too
+    monkeypatch.setattr(range_module, "RangeReader", lambda *_, **__: Log(source))
+    assert "out-of-order" in str(copy(0, len(source)).error)
+    kept = copy(0, len(source), replace(PLAIN, keep_problems=True))
+    assert (kept.error, kept.tally.left_out, kept.tally.records) == (None, len(source) - 1, 1)
+
+
+def test_partition_by_key(copy: Copy, source: list[Record]) -> None:
+    """By key, a record goes where Kafka's own clients put it; those without a key go to one partition, in order."""
+    # Of the Java client's own tests: murmur2 of these is 479470107, -973932308 and -790332482.
+    source[:] = [Record(key, b"v") for key in (b"abc", b"21", None, b"foobar", None, b"abc")]
+    two = replace(TOPIC, ends={0: 0, 1: 0})
+    copy(0, len(source), replace(PLAIN, by_key=True), two)
+    assert Writer.partitions == [1, 0, 0, 0, 0, 1]
+    copy(0, len(source), PLAIN, two)
+    assert Writer.partitions == [0] * 6
 
 
 def referring(record: Record, name: FormatName = "wideload") -> Record:
