@@ -191,25 +191,25 @@ def test_timestamps_of_other_units(spark: SparkSession, broker: str, make_topic:
     topic = make_topic(2, **ANY_TIME)
     for partition in range(2):
         write(broker, topic, *numbered(3), partition=partition)
-    chosen = settings(topic, starting_offsets="latest", max_offsets_per_trigger=2)
+    chosen = settings(topic, starting_offsets="latest", max_offsets_per_trigger=4)
     assert ingest(spark, chosen).rows == 0
     write_aborted(broker, topic, *numbered(3, first=9))
     late = [Record(b"late", b"late%d" % n, [("h", b"x")], 2**62) for n in range(2)]
     write(broker, topic, *numbered(2, first=3), late[0])
-    write(broker, topic, late[1], *numbered(2, first=3), partition=1)
+    write(broker, topic, *numbered(1, first=3), late[1], *numbered(1, first=4), partition=1)
     with pytest.raises(JobFailedError) as told:
         ingest(spark, chosen)
-    assert str(told.value).startswith(f"topic {topic} partition 1 offset 3: the timestamp is {2**62} ms")
+    assert str(told.value).startswith(f"topic {topic} partition 1 offset 4: the timestamp is {2**62} ms")
     assert "--on-bad-timestamp null" in str(told.value)
     tally = ingest(spark, replace(chosen, on_bad_timestamp="null"))
     assert tally.bad_timestamps == 2
-    assert tally.summary()["first_bad_timestamp"] == f"topic {topic} partition 1 offset 3"
+    assert tally.summary()["first_bad_timestamp"] == f"topic {topic} partition 1 offset 4"
     send(broker, topic, [(1, b"later", None, [], 11)])
     assert ingest(spark, chosen).rows == 1
     rows = written(spark, chosen)
     values = [row.value and bytes(row.value) for row in rows]
-    assert values == [b"v3", b"v4", b"late0", b"late1", b"v3", b"v4", None]
-    assert [row.timestamp is None for row in rows] == [False, False, True, True, False, False, False]
+    assert values == [b"v3", b"v4", b"late0", b"v3", b"late1", b"v4", None]
+    assert [row.timestamp is None for row in rows] == [False, False, True, False, True, False, False]
     assert rows[-1].timestamp.replace(tzinfo=UTC).timestamp() == 0.011
     assert [(each.key, bytes(each.value)) for each in rows[2].headers] == [("h", b"x")]
 

@@ -86,6 +86,8 @@ def test_main_dry_run_then_refusal(
     assert captured.err.endswith(f"sweep: refused: {summary['refusals'][-1]}\n")
     assert "2 of the 3 payloads" in summary["refusals"][-1]
     assert files(tmp_path / topic) == digests("live", "orphan", "orphan-2")
+    assert main([*given, "--delete", "--max-delete-fraction", "0.7"]) == 0
+    assert files(tmp_path / topic) == digests("live")
 
 
 @pytest.mark.matrix

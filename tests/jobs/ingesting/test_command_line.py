@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from app.config.arguments import configure
 from jobs import ingest as job
+from jobs.driver.failures import JobFailedError
 from jobs.driver.identifier_limits import LIMIT_OPTION
 from jobs.ingest import IngestSettings, main
 from jobs.ingesting.command_line import parser, settings_of
+from jobs.ingesting.query_progress import Tally
 from transforms.errors import ConfigurationError
 
 FOLDERS = ["--output", "o", "--checkpoint", "c", "--once"]
@@ -148,3 +152,21 @@ def test_wrong_topic_before_java(
         assert capsys.readouterr().err == (
             f"ingest: --topic: no-such-topic is not on the broker at {broker}; create it, or check its name\n"
         )
+
+
+def test_main_report(
+    broker: str, make_topic: Callable[..., str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written before a failure is told, with the failure."""
+
+    def failing(_: object, __: object, tally: Tally, *___: object, **____: object) -> None:
+        tally.batches, tally.rows = 1, 2
+        raise JobFailedError("broken")
+
+    monkeypatch.setattr(job, "open_session", lambda _: nullcontext(None))
+    monkeypatch.setattr(job, "run", failing)
+    assert main(["--bootstrap-servers", broker, "--topic", make_topic(), *FOLDERS]) == 1
+    captured = capsys.readouterr()
+    assert captured.err == "ingest: broken\n"
+    summary = json.loads(captured.out)
+    assert [summary[name] for name in ("job", "status", "rows", "error")] == ["ingest", "failed", 2, "broken"]
