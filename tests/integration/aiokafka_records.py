@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import pytest
-from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka import AIOKafkaConsumer, ConsumerRecord
 
 from app.serializers.aiokafka import SerializingProducer
 from tests.integration.chunk_records import write
@@ -43,15 +43,6 @@ MakeSource = Callable[..., Source]
 async def one(consumer: AIOKafkaConsumer) -> ConsumerRecord:
     """The next record."""
     return await asyncio.wait_for(consumer.getone(), _LONG_S)
-
-
-async def many(consumer: AIOKafkaConsumer) -> dict[TopicPartition, list[ConsumerRecord]]:
-    """What the next `getmany` that has something gives."""
-    async with asyncio.timeout(_LONG_S):
-        while True:
-            found: dict[TopicPartition, list[ConsumerRecord]] = await consumer.getmany(timeout_ms=500)
-            if found:
-                return found
 
 
 async def becomes(condition: Callable[[], bool], what: str) -> None:

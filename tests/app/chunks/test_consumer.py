@@ -141,12 +141,14 @@ async def test_messages_expire_though_each_call_is_cancelled(monkeypatch: pytest
     """An application that waits with `asyncio.wait_for` cancels a call that gets nothing: its time counts too."""
     batches = [[fetched(0, b"first"), letter(1, "a", 0)]]
 
-    async def wait(*_: TopicPartition, **__: object) -> dict[TopicPartition, Sequence[ConsumerRecord]]:
+    async def wait(*_: TopicPartition, timeout_ms: int, **__: object) -> dict[TopicPartition, Sequence[ConsumerRecord]]:
         if not batches:
-            await asyncio.Event().wait()
-        return {P3: batches.pop()}
+            await asyncio.sleep(timeout_ms / 1000)
+        return {P3: batches.pop()} if batches else {}
 
     monkeypatch.setattr(AIOKafkaConsumer, "getmany", wait)
+    monkeypatch.setattr(AIOKafkaConsumer, "getone", lambda *_: asyncio.Event().wait())
+    monkeypatch.setattr("app.chunks.whole_records._LOOK_S", 0.002)
     told: list[Discarded] = []
     consumer = consuming(on_discarded=told.append, **{"expire.time.of.incomplete.chunked.message.ms": 30})
     assert [each.value for each in (await consumer.getmany(timeout_ms=1_000))[P3]] == [b"first"]

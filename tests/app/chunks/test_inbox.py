@@ -121,6 +121,10 @@ def test_action_comes_before_the_records_behind_it() -> None:
     inbox.done(discarded)
     assert offsets(inbox, 6) == (5, 5)
     assert given(inbox, []) == [b"v"]
+    inbox.put(PLACE, [letter(6, "w", "xyz", 0), letter(7, "w", "xyz", 2)])
+    assert inbox.head(PLACE) is None
+    inbox.done(discarded)  # as if the partition had gone, and come again, meanwhile
+    assert len(inbox.actions) == 1
 
 
 @pytest.mark.parametrize("ends", ["whole", "expired"])

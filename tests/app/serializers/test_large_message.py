@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka.serialization import MessageField, SerializationContext
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app.serializers import LargeMessageDeserializer, LargeMessageSerializer
@@ -119,6 +119,7 @@ _TEXTS = st.text(max_size=30)
 
 
 @given(st.lists(st.tuples(_TEXTS, st.none() | _TEXTS | st.binary(max_size=90)), max_size=5), st.booleans())
+@example([("n", "\u4e2d" * 100)], True)
 def test_headers_count_as_they_are_sent(own: list[Any], over: bool) -> None:  # noqa: FBT001
     """Also where confluent-kafka was given texts: the very first record that its client would refuse is offloaded."""
     given = {STORE: "memory", "memory.name": "counted", "max.request.size": 3_024}
@@ -131,7 +132,7 @@ def test_headers_count_as_they_are_sent(own: list[Any], over: bool) -> None:  # 
     ("given", "own"),
     [
         *(({"large.message.compression.type": codec}, []) for codec in CODECS),
-        ({"max.request.size": 4_000}, [("trace", b"x" * 2_000)]),
+        ({"max.request.size": 4_000}, [("trace", b"x" * 3_500)]),
     ],
 )
 def test_equal_keys_give_equal_references(config_of: Config, given: dict[str, object], own: list[Any]) -> None:
