@@ -15,8 +15,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-__all__ = ["main"]
-
 _KINDS = 5
 
 
@@ -27,9 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from tests.simulation.clock import real_s, take_the_place_of_time
 
     take_the_place_of_time()  # before anything else of the project, or of aiokafka, is imported
-    from tests.simulation.cuts import Cuts
-    from tests.simulation.plays import ALL, MIX, PLAYS
-    from tests.simulation.processes import Detail, outcomes
+    from tests.simulation.outcome import Cuts
+    from tests.simulation.processes import ALL, MIX, PLAYS, Detail, outcomes
     from tests.simulation.report import Report, explain, told
 
     cuts = Cuts(

@@ -3,17 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from tests.simulation.chunk_log import logged
 from tests.simulation.partition_log import PartitionLog
 from tests.simulation.play import Play
 from tests.simulation.promises import Broken
 from transforms.chunked_message import Discarded
 from transforms.commit_metadata import noted
 
-__all__ = ["Given", "Ledger", "Reading", "given_up"]
+_HEADERS = "large-message.chunk."
+
+
+@dataclass(slots=True)
+class Logged:
+    """A message as the log has it: whole, or not."""
+
+    key: bytes  # of the message
+    first: int  # the offset of its first record
+    last: int  # the offset of its last record
+    chunked: bool  # whether it is more than one record
+    whole: bool  # whether all chunks are there, in order
+    numbers: list[int] = field(default_factory=list)
+
+
+def logged(log: PartitionLog) -> list[Logged]:
+    """The messages of a log, by an own reading of the format: a message is whole if its chunks are 0 to count - 1."""
+    found: dict[object, Logged] = {}
+    for offset, record in log.committed():
+        headers = dict(record.headers)
+        uuid = headers.get(_HEADERS + "uuid")
+        if uuid is None:
+            found[offset] = Logged(record.key, offset, offset, chunked=False, whole=True)
+            continue
+        number, count = int(headers[_HEADERS + "id"]), int(headers[_HEADERS + "count"])
+        message = found.setdefault(uuid, Logged(record.key, offset, offset, chunked=True, whole=False))
+        message.numbers.append(number)
+        message.last = offset
+        message.whole = message.numbers == [*range(count)]
+    return [*found.values()]
+
 
 _EXPIRED = {"expired", "missing-first"}  # after a restart behind the first chunk, too
 
@@ -40,14 +69,7 @@ def given_up(discarded: Discarded) -> Given:
 
 
 class Ledger:
-    """What all consumers of a group were given.
-
-    Args:
-        play: that is told.
-        log: gives the log of a partition.
-        values: gives the value of each message that anybody has begun to send, by key.
-        expires: whether a message may expire though it is whole in the end.
-    """
+    """What all consumers of a group were given."""
 
     def __init__(
         self,
@@ -105,17 +127,12 @@ class Ledger:
 
 
 class Reading:
-    """What one consumer was given since its partitions came: in order, and nothing that its commit says was given.
-
-    Attributes:
-        last: by partition, the offset of the last record.
-        seen: by partition, the records, in order.
-    """
+    """What one consumer was given since its partitions came: in order, and nothing that its commit says was given."""
 
     def __init__(self, ledger: Ledger, name: str) -> None:
         self._ledger, self._name = ledger, name
-        self.last: dict[int, int] = {}
-        self.seen: dict[int, list[Given]] = {}
+        self.last: dict[int, int] = {}  # by partition, the offset of the last record
+        self.seen: dict[int, list[Given]] = {}  # by partition, the records, in order
         self._least: dict[int, int] = {}
 
     def assigned(self, numbers: Iterable[int]) -> None:

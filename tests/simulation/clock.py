@@ -15,10 +15,7 @@ import traceback
 import uuid
 from typing import Any
 
-__all__ = ["BEGAN_S", "installed", "monotonic", "real_s", "take_the_place_of_time", "wall"]
-
-BEGAN_S = 1_800_000_000.0
-"""The time since 1970 when the clock of a loop is at 0."""
+BEGAN_S = 1_800_000_000.0  # the time since 1970 when the clock of a loop is at 0
 
 real_s = time.perf_counter
 

@@ -9,15 +9,11 @@ from random import Random
 from typing import Any
 
 from tests.simulation.clock import BEGAN_S
-from tests.simulation.groups import Commit, Groups
-from tests.simulation.isolation import Isolation
+from tests.simulation.groups import TOPIC as OFFSETS
+from tests.simulation.groups import Commit, Groups, OffsetsLog
 from tests.simulation.loop import SimulatedLoop
-from tests.simulation.offsets_log import TOPIC as OFFSETS
-from tests.simulation.offsets_log import OffsetsLog
-from tests.simulation.partition_log import PartitionLog
+from tests.simulation.partition_log import Isolation, PartitionLog
 from tests.simulation.transactions import INVALID_EPOCH, Transactions
-
-__all__ = ["Broker", "Cluster", "Topic"]
 
 NOT_LEADER, UNKNOWN_TOPIC, OUT_OF_RANGE, NOT_COORDINATOR, LOADING, FENCED_EPOCH, UNKNOWN_EPOCH = 6, 3, 1, 16, 14, 74, 75
 NOT_AVAILABLE, LEADER_NOT_AVAILABLE, NOT_ENOUGH_REPLICAS = 15, 5, 19
@@ -61,14 +57,7 @@ class Topic:
 
 
 class Cluster:
-    """The cluster of one history.
-
-    Attributes:
-        release: of Kafka, which the brokers have.
-        throttle_ms: how long the answers to Produce and Fetch say that the client has to wait.
-        changed: called with a text for each thing that happens to the cluster.
-        accepted: called with topic, partition and base offset for each batch that a producer has written.
-    """
+    """The cluster of one history."""
 
     def __init__(self, loop: SimulatedLoop, chance: Random, release: str, brokers: int = 3) -> None:
         self._loop = loop
@@ -82,8 +71,8 @@ class Cluster:
         self._coordinators: dict[tuple[int, str], int] = {}
         self._loading: dict[tuple[int, str], float] = {}
         self._topic_ids = 0
-        self.throttle_ms = 0
-        self.release = release
+        self.throttle_ms = 0  # how long the answers to Produce and Fetch say that the client has to wait
+        self.release = release  # of Kafka, which the brokers have
         self.late_offsets: dict[str, Any] = {}  # by transactional id; see `_Connection`
         self.committed: Callable[[str, Mapping[Any, Commit]], None] = lambda *_: None
 
@@ -142,12 +131,7 @@ class Cluster:
         return [*self._coordinators]
 
     def stop(self, broker: Broker, *, silent: bool = False) -> None:
-        """The broker goes down; others lead and coordinate in its place.
-
-        Args:
-            broker: the broker.
-            silent: whether its machine is gone, so that its connections do not end: nothing answers there any more.
-        """
+        """The broker goes down; others lead and coordinate in its place."""
         broker.up, broker.silent = False, silent
         for connection in [*broker.connections]:
             if not silent:
@@ -173,13 +157,7 @@ class Cluster:
                 self.move_coordinator(key)
 
     def kill_all(self, down_s: float, lag_s: float, behind_s: float) -> None:
-        """All brokers are killed at once, and are back after a while; see `OffsetsLog`.
-
-        Args:
-            down_s: until they are back.
-            lag_s: how old the first answers of the coordinator are, at the time of the kill.
-            behind_s: for how long they are, from the return on.
-        """
+        """All brokers are killed at once, and are back after a while; see `OffsetsLog`."""
         back_s = self._loop.time() + down_s
         self.offsets_log.fall_behind(lag_s, back_s + behind_s)
         for broker in self.brokers.values():

@@ -7,7 +7,7 @@ stored is committed in the background, and when partitions go. Messages, errors 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import confluent_kafka
@@ -16,11 +16,8 @@ from confluent_kafka.error import ConsumeError
 
 from app.serializers.composable import ComposableDeserializer
 from app.serializers.config import ClientConfig
-from tests.simulation.chunk_ledger import Given, given_up
-from tests.simulation.polled_play import TOPIC, Member, PolledPlay
-from transforms.chunked_message import Discarded
-
-__all__ = ["ConfluentPlay"]
+from tests.simulation.chunk_ledger import Given
+from tests.simulation.polled_play import TOPIC, AppError, Member, PolledPlay
 
 _STATE, _NO_OFFSET, _TIMED_OUT, _TRANSPORT = -172, -168, -185, -195
 _EOF, _INVALID, _UNKNOWN_MEMBER = -191, -1001, 25
@@ -30,39 +27,24 @@ def _failed(code: int) -> KafkaException:
     return KafkaException(KafkaError(code))
 
 
-class _AppError(Exception):
-    """Of the application, in a callback, or in a deserializer: then it is told of the message."""
-
-    def __init__(self, message: Message | None = None) -> None:
-        super().__init__()
-        self.message = message
-
-
 class _Interrupt(BaseException):
     """Ends a call within a deserializer."""
 
 
 class FakeConsumer:
-    """confluent-kafka's consumer, with what ours calls of it.
-
-    Attributes:
-        member: to which it belongs; None for one that only reads.
-        positions: behind the last message that was read; None until the commit is known.
-        given: behind the last message that the application has, since the position was set.
-        stored: what is committed next.
-        assigned: how many assignments there were.
-    """
+    """confluent-kafka's consumer, with what ours calls of it."""
 
     play: ConfluentPlay
-    member: ConfluentMember | None = None
+    member: ConfluentMember | None = None  # to which it belongs; None for one that only reads
 
     def __init__(self, config: Any) -> None:
         self.config = config
+        # Behind the last message that was read; None until the commit is known
         self.positions: dict[int, int | None] = {}
-        self.given: dict[int, int] = {}
-        self.stored: dict[int, tuple[int, str]] = {}
+        self.given: dict[int, int] = {}  # behind the last message that the application has, since the position was set
+        self.stored: dict[int, tuple[int, str]] = {}  # what is committed next
         self.held: set[int] = set()
-        self.assigned = 0
+        self.assigned = 0  # how many assignments there were
         self.callbacks: dict[str, Any] = {}
 
     def subscribe(self, topics: list[str], **callbacks: Any) -> None:
@@ -206,43 +188,27 @@ class FakeConsumer:
 class ConfluentMember(Member):
     """An application with confluent-kafka."""
 
-    client: Any
-    play: ConfluentPlay
+    RAISED = (KafkaException,)
+    message: Message | None = None  # the last one of a call
 
-    def begin(self) -> None:
+    def begin(self, values: dict[str, Any]) -> None:
         keys = self.play.keys
-        values = {
-            "max.pending.chunked.message": keys["pending"],
-            "max.pending.chunked.bytes": keys["pending_bytes"],
-            "chunk.max.message.bytes": 5_000,
-            "expire.time.of.incomplete.chunked.message.ms": keys["expire_ms"],
-            "auto.ack.oldest.chunked.message.on.queue.full": False,
-            "chunk.lookback": keys["lookback"],
-        }
+        values["auto.ack.oldest.chunked.message.on.queue.full"] = False
         client = {"group.id": "g", "enable.auto.commit": keys["commits"] == "auto"}
-        made = self.play.client_class()
-        self.client = made.__new__(made)
-        self.client.member = self
         stages = {"value": ComposableDeserializer([lambda data: data])} if keys["raises"] else {}
-        self.client.__init__(ClientConfig(stages, values, client), self._discarded)
+        self.client.__init__(ClientConfig(stages, values, client), self.discarded)
         self.client.deserialize = self._deserialize
         self.client.subscribe([TOPIC])
 
     def _deserialize(self, message: Message) -> None:
         if self.play.keys["raises"]:
             if self.play.fails(self.name, "deserialize", self.chance):
-                raise _AppError(message)
+                raise AppError(message)
             if self.play.fails(self.name, "interrupt", self.chance):
                 raise _Interrupt
 
-    def _discarded(self, discarded: Discarded) -> None:
-        if self.play.keys["raises"] and self.play.fails(self.name, "on_discarded", self.chance):
-            raise _AppError
-        self.reading.give(given_up(discarded))
-
-    def call(self) -> None:
-        chance, calm, client = self.chance, self.play.weather.calm, self.client
-        message = None
+    def read(self, *, calm: bool) -> None:
+        chance, client = self.chance, self.client
         for _ in range(chance.choice((1, 5))):
             wait_s, held = 1.0 if calm else chance.choice((0.0, 0.1, 1.0)), set(client.held)
             try:
@@ -250,59 +216,43 @@ class ConfluentMember(Member):
                     found = client.consume(chance.choice((1, 3, 20)), wait_s)
                 else:
                     found = [each] if (each := client.poll(wait_s)) is not None else []
-            except (_AppError, _Interrupt, ConsumeError) as exc:
+            except (AppError, _Interrupt, ConsumeError) as exc:
                 self.play.tell(f"{self.name}: the call raised {exc!r}")
-                failed = exc.message if isinstance(exc, _AppError) else None
+                failed = exc.message if isinstance(exc, AppError) else None
                 found = [] if failed is None else [failed]
-            message = None  # of a former call: its partition may have gone within this one
+            self.message = None  # of a former call: its partition may have gone within this one
             for message in found:
+                self.message = message
                 if message.error() is None:
                     number, offset = message.partition(), message.offset()
                     if number not in client.positions or number in held & client.held:
                         self.play.breaks(f"{self.name} got {offset} of {number}, which has gone, or is paused")
                     self.reading.give(Given(number, offset, message.key(), message.value(), offset))
-        try:
-            self._acts(message, calm=calm)
-        except KafkaException as exc:
-            self.play.tell(f"{self.name}: {exc!r}")
 
-    def _acts(self, message: Message | None, *, calm: bool) -> None:
-        chance, client, keys = self.chance, self.client, self.play.keys
-        if keys["commits"] == "manual" and (calm or chance.random() < 0.4):
-            asynchronous = chance.random() < 0.5
-            if message is not None and message.error() is None and chance.random() < 0.4:
-                client.commit(message=message, asynchronous=asynchronous)
-            else:
-                client.commit(asynchronous=asynchronous)
-        owned = [TopicPartition(TOPIC, number) for number in sorted(client.positions)]
-        if keys["pauses"]:
-            if calm:
-                client.resume(owned)
-            elif owned and chance.random() < 0.2:
-                chance.choice((client.pause, client.resume))([chance.choice(owned)])
-        if keys["seeks"] and owned and not calm and chance.random() < 0.15 and not self.expelled:
-            self._seek(chance.choice(owned))
+    def commit(self) -> None:
+        asynchronous = self.chance.random() < 0.5
+        message = self.message
+        if message is not None and message.error() is None and self.chance.random() < 0.4:
+            self.client.commit(message=message, asynchronous=asynchronous)
+        else:
+            self.client.commit(asynchronous=asynchronous)
 
-    def _seek(self, tp: TopicPartition) -> None:
-        seen = self.reading.seen.get(tp.partition, [])
-        offset = 0
-        kind = self.chance.choice(("record", "position", "beginning"))
-        if kind == "record" and seen:
-            offset = self.chance.choice(seen[-5:]).offset
-        elif kind == "position":
-            (found,) = self.client.position([tp])
-            offset = max(0, found.offset)
-        self.play.tell(f"{self.name} seeks to {offset} of {tp.partition} ({kind})")
-        self.reading.forget(tp.partition)
-        self.client.seek(TopicPartition(TOPIC, tp.partition, offset))
+    def partitions(self, numbers: Iterable[int]) -> list[TopicPartition]:
+        return [TopicPartition(TOPIC, each) for each in numbers]
 
-    def close(self) -> None:
-        self.client.close()
+    def hold(self, call: Callable[..., None], numbers: Sequence[int]) -> None:
+        call(self.partitions(numbers))
+
+    def position(self, number: int) -> int:
+        (found,) = self.client.position(self.partitions([number]))
+        offset: int = max(0, found.offset)
+        return offset
+
+    def seek(self, number: int, offset: int) -> None:
+        self.client.seek(TopicPartition(TOPIC, number, offset))
 
 
 class ConfluentPlay(PolledPlay):
-    """See the module."""
-
     @property
     def commits_stored(self) -> bool:
         """Whether `enable.auto.commit` is true."""
@@ -322,12 +272,10 @@ class ConfluentPlay(PolledPlay):
         return ConfluentMember(self, number)
 
     def revoke(self, member: Member, *, lost: bool) -> None:
-        assert isinstance(member, ConfluentMember)
         if member.owned or lost:
             member.client.serve("on_revoke", member.owned)
 
     def assign(self, member: Member, numbers: list[int], *, came_back: bool) -> None:
-        assert isinstance(member, ConfluentMember)
         for number in member.owned:
             member.reading.forget(number)
         member.owned = numbers

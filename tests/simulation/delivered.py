@@ -1,33 +1,197 @@
-"""What has come of the messages: values in the sink, dead letters; and whether that is as it should be."""
+"""What has come of the messages: values in the sink, dead letters; what was lost; whether that is as it should be."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.defect import TEXT
 from tests.simulation.messages import Message
 from tests.simulation.partition_log import PartitionLog
-from tests.simulation.reader import Reader
+from tests.simulation.scenario import WRAPPED_HEADER
+from tests.simulation.storm import TEXT
+from transforms.chunk import is_chunk
+from transforms.chunked_message import Assembled, Limits
+from transforms.commit_metadata import noted
 from transforms.letter import PREFIX
+from transforms.reassembly import Reassembly
+from transforms.record import Record, RecordLike
+from transforms.reference import Reference, is_reference
+from transforms.wrapper import HeaderTable, Unwrap
 
 if TYPE_CHECKING:
+    from tests.simulation.worker import Worker
     from tests.simulation.world import World
 
-__all__ = ["Delivered"]
+_UNWRAP = Unwrap(HeaderTable({WRAPPED_HEADER: "n"}))
+
+
+class UnreadableError(ValueError):
+    """The application cannot read what it gets."""
+
+
+class Reader:
+    """The application: it resolves references, puts chunks together and takes wrappers off, of one partition."""
+
+    def __init__(
+        self, log: PartitionLog, payloads: Mapping[str, bytes], *, unwraps: bool, torn: Container[bytes | None] = ()
+    ) -> None:
+        self.log, self._payloads, self._unwraps, self._torn = log, payloads, unwraps, torn
+        self._assembler = Reassembly(Limits(1_000, 1 << 30, 1 << 30, 0))
+        self._next = 0
+        self.read: list[RecordLike] = []
+        """What it has got."""
+        self.assembled: set[bytes | None] = set()
+        """The keys of messages that came as chunks: if they come again, the application gets nothing."""
+
+    @property
+    def pending(self) -> int:
+        """Messages of which chunks are missing."""
+        return self._assembler.pending
+
+    def go_on(self) -> Sequence[RecordLike]:
+        """Reads to the end; all that it has got."""
+        stable = self.log.stable
+        for offset, record in self.log.committed(self._next):
+            if offset >= stable:
+                break
+            self._next = offset + 1
+            self._take(record)
+        return self.read
+
+    def _take(self, record: Any) -> None:
+        if not is_chunk(record.headers):
+            self.read.append(self._opened(record))
+            return
+        for event in self._assembler.receive(0, record):
+            if not isinstance(event, Assembled):
+                if event.reason == "missing-first" and record.key in self._torn:
+                    continue
+                raise UnreadableError(f"offset {record.offset}: {event.reason}: {event.detail}")
+            self.assembled.add(event.record.key)
+            self.read.append(self._opened(event.record))
+
+    def _opened(self, record: RecordLike) -> RecordLike:
+        if self._unwraps:
+            record = _UNWRAP.unwrap(record)
+        if is_reference(record.headers):
+            reference, own = Reference.parse(record)
+            value = self._payloads.get(reference.path)
+            if value is None or len(value) != reference.size:
+                raise UnreadableError(f"{record.key!r}: there is no payload {reference.path}")
+            record = Record(record.key, value, own, record.timestamp)
+        return record
+
+
+class Losses:
+    """What a history takes away: it may be missing in the end, or need not be in order any more."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.gone: set[bytes] = set()  # the keys that need not come out: they left the source before they were durable
+        self.kept: set[bytes] = set()  # the keys that were in a sink that was deleted
+        # Whether source and sink have had different numbers of partitions, so that the key has decided
+        self.rerouted = False
+        # The source partitions whose offsets mean something else than before: a commit proves nothing there
+        self.unsteady: set[int] = set()
+        # The source partitions of topics that were created again, whose records may come twice
+        self.repeated: set[int] = set()
+
+    def source_lost(self, number: int, first: int, last: int) -> None:
+        """A source partition has lost the records from the offset `first` to before `last`."""
+        self.gone |= {
+            message.key
+            for message in self._world.source.began[number]
+            if any(first <= offset < last for offset in message.offsets)
+        }
+        damaged = self._world.source.damaged
+        kept = [each for each in damaged[number] if not first <= each[0] < last]
+        for offset, data in damaged[number]:
+            end = int.from_bytes(data[:8], "big") + int.from_bytes(data[23:27], "big")
+            if first <= offset < last <= end:  # the log still has the batch, of which the rest cannot be decoded
+                kept.append((last, data))
+        damaged[number] = kept
+
+    def sink_lost(self, log: PartitionLog) -> None:
+        """A partition of the sink or of the dead letters is gone."""
+        self.kept |= {record.key for record in log.records() if record.key is not None}
+        damaged = self._world.promises.damaged
+        damaged.kept += [record.value for record in log.records()]
+        damaged.read += [record.value for _, record in log.committed()]
+
+    def spares(self, key: bytes) -> bool:
+        """Whether a message need not come out."""
+        return key in self.gone or key in self.kept
+
+
+_DAMAGE = re.compile(r"topic raw, partition (\d+), offset \d+: malformed record: .*?\(offsets (\d+) to")
+
+
+class Damaged:
+    """What must come of the batches that no reader can decode: dead letters, or the end of the pipeline."""
+
+    def __init__(self, world: World) -> None:
+        self.kept: list[bytes | None] = []  # the values of dead-letter topics that were deleted
+        # Those of them that were committed by then; the others may be written once more in their transaction
+        self.read: list[bytes | None] = []
+        self._world = world
+
+    def lost(self, number: int, end: int) -> list[int]:
+        """The offsets of damage below `end` of a source partition that are no dead letters."""
+        batches = [each for each in self._world.source.damaged[number] if each[0] < end]
+        values = self.kept + self._values() if batches else []
+        return [offset for offset, data in batches if data not in values]
+
+    def twice(self) -> list[int]:
+        """The offsets of damage with more than one dead letter."""
+        values, repeated = self.read + self._values(), self._world.losses.repeated
+        found = [batches for number, batches in self._world.source.damaged.items() if number not in repeated]
+        return [offset for batches in found for offset, data in batches if values.count(data) > 1]
+
+    def _values(self) -> list[bytes | None]:
+        logs = self._world.cluster.logs("dead")
+        return [record.value for log in logs for _, record in log.committed()]
+
+    def stopped(self, worker: Worker) -> bool:
+        """Whether a pipeline has ended at a batch that cannot be decoded, be it in the log still or not."""
+        text = worker.failed or ""
+        return self._world.scenario.tolerance == "none" and "malformed record" in text and "(offsets" in text
+
+    def ended(self, worker: Worker) -> bool:
+        """Whether a pipeline has ended as it must if errors are not tolerated, with topic, partition and offset."""
+        if worker.tolerates or worker.failed is None:
+            return False
+        places = [(number, offset) for number, found in self._world.source.damaged.items() for offset, _ in found]
+        return any(
+            f"topic raw, partition {number}, offset" in worker.failed and f"(offsets {offset} to" in worker.failed
+            for number, offset in places
+        )
+
+    def lacking(self, worker: Worker) -> str | None:
+        """What is not written, or not committed, though it comes before the batch at which a pipeline has ended."""
+        found = _DAMAGE.search(worker.failed or "")
+        if found is None:
+            return None
+        number, first = map(int, found.groups())
+        world = self._world
+        if number in world.losses.unsteady:
+            return None
+        end = max((each.offset for each in world.source.written[number] if each.offset < first), default=None)
+        commit = world.cluster.groups.committed(world.settings.pipelines[0].group_id).get(("raw", number))
+        note = None if commit is None else noted(commit.metadata)  # an incomplete message may hold the offset back
+        reached = -1 if commit is None else max(commit.offset, 0 if note is None else note.delivered)
+        if end is not None and reached <= end:
+            return f"raw-{number}: the pipeline has ended at {first}, and what is before it is not committed: {commit}"
+        return None
+
 
 _SHOWN = 5
 _PLACE = re.compile(r"topic raw, partition (\d+), offset (\d+):")
 
 
 class Delivered:
-    """Looks at the topics that a pipeline writes to.
-
-    Args:
-        world: of the history.
-    """
+    """Looks at the topics that a pipeline writes to."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -67,11 +231,7 @@ class Delivered:
             self._letters.setdefault(place, []).append(record)
 
     def lacking(self, number: int, below: int) -> Sequence[bytes]:
-        """The keys of messages with records below an offset that have come to nothing.
-
-        Raises:
-            UnreadableError: the application cannot read what it gets.
-        """
+        """The keys of messages with records below an offset that have come to nothing."""
         self._read_letters()
         came = {record.key for rows in self._got(number) for record in rows}
         return [
@@ -102,11 +262,7 @@ class Delivered:
         return [by_part[part] for part, _ in zip(message.parts, message.offsets, strict=False)]
 
     def faults(self, number: int) -> str | None:
-        """What is wrong with a partition when all is done; None for nothing.
-
-        Raises:
-            UnreadableError: the application cannot read what it gets.
-        """
+        """What is wrong with a partition when all is done; None for nothing."""
         self._read_letters()
         got = self._got(number)
         pending = sum(each.pending for each in self._readers.values())
@@ -205,11 +361,7 @@ class Delivered:
         return False
 
     def held_up(self, text: str) -> str | None:
-        """What has not come out, though it is whole before the record at which a pipeline has ended, as the text says.
-
-        Raises:
-            UnreadableError: the application cannot read what it gets.
-        """
+        """What has not come out, though it is whole before the record at which a pipeline has ended, by its text."""
         found, losses = _PLACE.search(text), self._world.losses
         if found is None or self._world.cluster.transactions.open:
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import itertools
 import logging
@@ -9,22 +10,21 @@ import random
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from random import Random
 from typing import Any, ClassVar
 
 from tests.simulation.clock import installed
 from tests.simulation.cluster import Cluster
-from tests.simulation.cuts import Cuts
-from tests.simulation.defect import Defect
-from tests.simulation.faults import Weather
-from tests.simulation.loop import SimulatedLoop, StuckError
-from tests.simulation.network import Network, take_the_place_of_connections
+from tests.simulation.faults import Weather, codes, exchange, request_name
+from tests.simulation.loop import PROCESS, Process, SimulatedLoop, StuckError
+from tests.simulation.network import NETWORK, Network, take_the_place_of_connections
+from tests.simulation.outcome import Cuts
 from tests.simulation.promises import Broken
-from tests.simulation.story import codes, exchange, request_name
+from tests.simulation.storm import Defect
 
-__all__ = ["History"]
+CALM_S = 300.0  # after this time without faults, all must be done
 
 # What differs from one fault to the next of a kind.
 _PLACE = re.compile(r"\w+ \d+, broker \d+, |\d+\.\d+ s |(?<=put |get )[\w-]+ ")
@@ -35,68 +35,89 @@ _ended: list[Any] = []
 
 
 class History(ABC):
-    """See the module. Who derives from it makes `loop`, `cluster` and `weather`, drawn from the streams.
+    """See the module. Who derives from it makes `loop`, `cluster` and `weather`, drawn from the streams."""
 
-    Args:
-        seed: from which all is drawn.
-        cuts: what is left out.
-        tallies: whether all that happens is counted.
-        aloud: whether the requests that matter are noted too.
+    KIND: ClassVar[str]  # what the processes of the history are called
 
-    Attributes:
-        told: what has happened, each with the virtual time.
-        happened: the names of the faults and acts that there were, in order.
-        requests: when each request came, from which process, to which broker, of which API.
-        tally: how often each thing happened.
-        loop: with virtual time.
-        cluster: the brokers.
-        weather: what becomes of requests.
-    """
-
-    KIND: ClassVar[str]
-    """What the processes of the history are called."""
-
-    loop: SimulatedLoop
-    cluster: Cluster
-    weather: Weather
+    loop: SimulatedLoop  # with virtual time
+    cluster: Cluster  # the brokers
+    weather: Weather  # what becomes of requests
 
     def __init__(self, seed: int, cuts: Cuts, *, tallies: bool, aloud: bool) -> None:
         random.seed(seed)
         self.seed = seed
+        # When each request came, from which process, to which broker, of which API
         self.requests: list[tuple[float, int, int, int]] = []
-        self.tally: Counter[str] = Counter()
-        self.told: list[str] = []
-        self.happened: list[str] = []
+        self.tally: Counter[str] = Counter()  # how often each thing happened
+        self.told: list[str] = []  # what has happened, each with the virtual time
+        self.happened: list[str] = []  # the names of the faults and acts that there were, in order
+        self.broken: str | None = None  # the first promise that was found broken while the history went on
+        self.actors: list[Any] = []
         self._only, self._tallies, self._aloud = cuts.only, tallies, aloud
         self._outside = contextvars.Context()
         self._numbers = itertools.count(1)
 
-    @property
     @abstractmethod
-    def broken(self) -> str | None:
-        """The first promise that was found broken while the history went on; None if none was."""
-
-    @abstractmethod
-    def breaks(self, text: str) -> None:
-        """Notes that a promise was not kept, unless another one was not before."""
+    def new(self, former: Any = None) -> None:
+        """Starts one more process, in the place of a former one perhaps."""
 
     @abstractmethod
     async def _play(self) -> None:
         """All of it; raises `Broken`."""
 
+    @property
+    def alive(self) -> list[Any]:
+        """The processes that run."""
+        return [each for each in self.actors if each.alive]
+
+    def breaks(self, text: str) -> None:
+        """Notes that a promise was not kept, unless another one was not before."""
+        if self.broken is None:
+            self.tell(f"BROKEN: {text}")
+            self.broken = text
+
+    async def until(self, left: Callable[[], object], what: str, calm_s: float = CALM_S) -> None:
+        """Waits until nothing is left; raises `Broken` if that takes too long."""
+        until_s, wait_s = self.loop.time() + calm_s, 0.2
+        while found := left():
+            if self.broken is not None:
+                raise Broken(self.broken)
+            if self.loop.time() > until_s:
+                raise Broken(f"{what} after {calm_s:.0f} s of calm: {found}")
+            await asyncio.sleep(wait_s)
+            wait_s = min(wait_s * 1.3, 5.0)
+
+    def calm(self) -> None:
+        """From now on nothing goes wrong."""
+        self.tell("calm")
+        self.weather.calm = True
+        for broker in self.cluster.brokers.values():
+            broker.up = True
+        for actor in self.actors:
+            actor.thaw()
+
+    def check_left(self) -> None:
+        """Raises `Broken` for what processes that came to their end have left behind."""
+        if self.broken is not None:
+            raise Broken(self.broken)
+        ended = {each.process for each in self.actors if not each.process.dead}
+        for task in self.loop.tasks:
+            process = task.context.get(PROCESS)
+            if not task.done() and process in ended:
+                raise Broken(f"{process.name} has left a task: {task.get_coro().__qualname__}")  # type: ignore[union-attr]
+        if self.loop.troubles:
+            raise Broken(f"the event loop reports {self.loop.troubles[0]}")
+
     def stream(self, name: str) -> Random:
         """A random stream of its own: what is left out of one part of a history changes no other part's draws."""
         return Random(f"{self.seed} {name}")
 
-    def number(self) -> int:
-        """The number of the next process."""
-        return next(self._numbers)
-
-    def network(self, number: int) -> Network:
-        """The way of a process to the brokers."""
+    def network(self) -> tuple[int, Network]:
+        """The number of the next process, and its way to the brokers."""
+        number = next(self._numbers)
         seen = partial(self._seen, number) if self._aloud or self._tallies else None
         chance = self.stream(f"{self.KIND} {number}")
-        return Network(self.cluster, chance, partial(self._fate, number), self._outside, seen)
+        return number, Network(self.cluster, chance, partial(self._fate, number), self._outside, seen)
 
     def _fate(self, process: int, node: int, request: Any) -> Any:
         self.requests.append((self.loop.now_s, process, node, -1 if request is None else request.API_KEY))
@@ -138,11 +159,7 @@ class History(ABC):
             self.tell(f"[{record.name}] {record.getMessage()}")
 
     def run(self) -> None:
-        """Runs it, to the end.
-
-        Raises:
-            Broken: a promise was not kept.
-        """
+        """Runs it, to the end."""
         assert installed(), "a history runs in the processes of tests.simulation.processes alone"
         take_the_place_of_connections()
         logs, root = _Logs(self), logging.getLogger()
@@ -163,3 +180,48 @@ class _Logs(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._history.logged(record)
+
+
+class Actor(ABC):
+    """A process of a history, which can be killed, stand still, or come to its end."""
+
+    def __init__(self, history: Any, kind: str) -> None:
+        self.history = history
+        self.number, self.network = history.network()
+        self.process, self.chance = Process(f"{kind} {self.number}"), self.network.chance
+        self.context = contextvars.Context()
+        self.context.run(PROCESS.set, self.process)
+        self.context.run(NETWORK.set, self.network)
+        history.actors.append(self)
+
+    def tell(self, text: str) -> None:
+        """Notes what happens to it."""
+        self.history.tell(f"{self.process.name} {text}")
+
+    def task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Lets it do something."""
+        task: asyncio.Task[None] = self.history.loop.create_task(work, context=self.context)
+        return task
+
+    @property
+    @abstractmethod
+    def alive(self) -> bool:
+        """Whether it runs, and nobody has asked it to stop."""
+
+    def kill(self) -> None:
+        """As `kill -9`: what the brokers and the store have got stays."""
+        self.tell("is killed")
+        self.process.dead = True
+        self.network.kill()
+
+    def freeze(self, seconds: float) -> None:
+        """It stands still, and then goes on as if nothing had happened."""
+        self.tell(f"stands still for {seconds} s")
+        self.process.frozen = True
+        self.history.loop.call_later(seconds, self.thaw)
+
+    def thaw(self) -> None:
+        """It goes on."""
+        if self.process.frozen and not self.process.dead:
+            self.tell("goes on")
+            self.process.thaw(self.history.loop)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import kafka
@@ -12,17 +12,10 @@ from kafka.consumer.fetcher import ConsumerRecord
 from kafka.errors import CommitFailedError, IllegalStateError, KafkaTimeoutError
 from kafka.structs import OffsetAndMetadata
 
-from tests.simulation.chunk_ledger import Given, given_up
-from tests.simulation.polled_play import TOPIC, Member, PolledPlay
-from transforms.chunked_message import Discarded
-
-__all__ = ["KafkaPythonPlay"]
+from tests.simulation.chunk_ledger import Given
+from tests.simulation.polled_play import TOPIC, AppError, Member, PolledPlay
 
 _DEFAULTS = {**kafka.KafkaConsumer.DEFAULT_CONFIG}
-
-
-class _AppError(Exception):
-    """Of the application, in a callback."""
 
 
 class _Committed:
@@ -38,15 +31,11 @@ class _Committed:
 
 
 class FakeConsumer:
-    """kafka-python's consumer, with what ours calls of it; its positions and its buffer are one.
-
-    Attributes:
-        member: to which it belongs; None for one that only reads.
-    """
+    """kafka-python's consumer, with what ours calls of it; its positions and its buffer are one."""
 
     DEFAULT_CONFIG: Mapping[str, Any] = _DEFAULTS
     play: KafkaPythonPlay
-    member: KafkaPythonMember | None = None
+    member: KafkaPythonMember | None = None  # to which it belongs; None for one that only reads
 
     def __init__(self, **arguments: Any) -> None:
         self.config = {**_DEFAULTS, **arguments}
@@ -179,34 +168,19 @@ def _run(call: Any) -> None:
 class KafkaPythonMember(Member):
     """An application with kafka-python."""
 
-    client: Any
-    play: KafkaPythonPlay
+    RAISED = (KafkaTimeoutError, CommitFailedError, IllegalStateError)
 
-    def begin(self) -> None:
-        keys = self.play.keys
-        made = self.play.client_class()
-        self.client = made.__new__(made)
-        self.client.member = self
-        config = {
-            "max.pending.chunked.message": keys["pending"],
-            "max.pending.chunked.bytes": keys["pending_bytes"],
-            "chunk.max.message.bytes": 5_000,
-            "expire.time.of.incomplete.chunked.message.ms": keys["expire_ms"],
-            "chunk.lookback": keys["lookback"],
+    def begin(self, values: dict[str, Any]) -> None:
+        values |= {
             "group.id": "g",
-            "enable.auto.commit": keys["commits"] == "auto",
+            "enable.auto.commit": self.play.keys["commits"] == "auto",
             "auto.commit.interval.ms": 300,
             "consumer.timeout.ms": 500,
         }
-        made.__init__(self.client, config, TOPIC, on_discarded=self._discarded)
+        self.client.__init__(values, TOPIC, on_discarded=self.discarded)
 
-    def _discarded(self, discarded: Discarded) -> None:
-        if self.play.keys["raises"] and self.play.fails(self.name, "on_discarded", self.chance):
-            raise _AppError
-        self.reading.give(given_up(discarded))
-
-    def call(self) -> None:
-        chance, calm, client = self.chance, self.play.weather.calm, self.client
+    def read(self, *, calm: bool) -> None:
+        chance, client = self.chance, self.client
         try:
             if self.play.keys["iterates"] and chance.random() < 0.8:
                 record = next(client, None)
@@ -214,54 +188,36 @@ class KafkaPythonMember(Member):
             else:
                 most = chance.choice((None, None, 1, 3))
                 found = client.poll(timeout_ms=1_000 if calm else chance.choice((0, 100, 1_000)), max_records=most)
-        except (KafkaTimeoutError, _AppError) as exc:
+        except (KafkaTimeoutError, AppError) as exc:
             self.play.tell(f"{self.name}: poll raised {exc!r}")
             found = {}
         for tp, records in found.items():
             for record in records:
                 self.reading.give(Given(tp.partition, record.offset, record.key, record.value, record.offset))
-        try:
-            self._acts(calm=calm)
-        except (KafkaTimeoutError, CommitFailedError, IllegalStateError) as exc:
-            self.play.tell(f"{self.name}: {exc!r}")
 
-    def _acts(self, *, calm: bool) -> None:
-        chance, client, keys = self.chance, self.client, self.play.keys
-        if keys["commits"] == "manual" and (calm or chance.random() < 0.4):
-            if chance.random() < 0.3:
-                last = self.reading.last
-                told = {TopicPartition(TOPIC, each): OffsetAndMetadata(last[each] + 1, "", -1) for each in sorted(last)}
-                client.commit(told)
-            else:
-                client.commit()
-        owned = sorted(client.assignment())
-        if keys["pauses"]:
-            if calm:
-                client.resume(*owned)
-            elif owned and chance.random() < 0.2:
-                chance.choice((client.pause, client.resume))(chance.choice(owned))
-        if keys["seeks"] and owned and not calm and chance.random() < 0.15 and not self.expelled:
-            self._seek(chance.choice(owned))
+    def commit(self) -> None:
+        if self.chance.random() < 0.3:
+            last = self.reading.last
+            told = {TopicPartition(TOPIC, each): OffsetAndMetadata(last[each] + 1, "", -1) for each in sorted(last)}
+            self.client.commit(told)
+        else:
+            self.client.commit()
 
-    def _seek(self, tp: TopicPartition) -> None:
-        seen = self.reading.seen.get(tp.partition, [])
-        kind = self.chance.choice(("record", "position", "beginning"))
-        offset = 0
-        if kind == "record" and seen:
-            offset = self.chance.choice(seen[-5:]).offset
-        elif kind == "position":
-            offset = self.client.position(tp)
-        self.play.tell(f"{self.name} seeks to {offset} of {tp.partition} ({kind})")
-        self.reading.forget(tp.partition)
-        self.client.seek(tp, offset)
+    def partitions(self, numbers: Iterable[int]) -> list[TopicPartition]:
+        return [TopicPartition(TOPIC, each) for each in numbers]
 
-    def close(self) -> None:
-        self.client.close()
+    def hold(self, call: Callable[..., None], numbers: Sequence[int]) -> None:
+        call(*self.partitions(numbers))
+
+    def position(self, number: int) -> int:
+        found: int = self.client.position(TopicPartition(TOPIC, number))
+        return found
+
+    def seek(self, number: int, offset: int) -> None:
+        self.client.seek(TopicPartition(TOPIC, number), offset)
 
 
 class KafkaPythonPlay(PolledPlay):
-    """See the module."""
-
     def client_class(self) -> Any:
         """Our consumer, derived from the fake in this process."""
         if kafka.KafkaConsumer is not FakeConsumer:
@@ -275,17 +231,15 @@ class KafkaPythonPlay(PolledPlay):
         return KafkaPythonMember(self, number)
 
     def revoke(self, member: Member, *, lost: bool) -> None:
-        assert isinstance(member, KafkaPythonMember)
-        partitions = [TopicPartition(TOPIC, number) for number in member.owned]
+        partitions = member.partitions(member.owned)
         listener = member.client.listener
         _run((listener.on_partitions_lost if lost else listener.on_partitions_revoked)(partitions))
         if lost:
             member.client.positions = {}
 
     def assign(self, member: Member, numbers: list[int], *, came_back: bool) -> None:
-        assert isinstance(member, KafkaPythonMember)
         client = member.client
-        partitions = [TopicPartition(TOPIC, number) for number in numbers]
+        partitions = member.partitions(numbers)
         for number in member.owned:
             if number not in numbers:
                 member.reading.forget(number)

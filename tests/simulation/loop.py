@@ -16,18 +16,11 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
 
-__all__ = ["PROCESS", "Process", "SimulatedLoop", "StuckError"]
-
 _STEP_S = 0.000_02  # what a callback takes: time goes on for those who never wait
 
 
 class Process:
-    """What runs in a context with it as `PROCESS`: it can stop between any two callbacks, and go on later, or never.
-
-    Attributes:
-        dead: whether it was killed: nothing of it runs any more, not even what cleans up.
-        frozen: whether it stands still.
-    """
+    """What runs in a context with it as `PROCESS`: it can stop between any two callbacks, and go on later, or never."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -40,10 +33,6 @@ class Process:
             self._kept.append(handle)  # what it holds must not be collected, or coroutines would end
             return False
         return True
-
-    def freeze(self) -> None:
-        """Stops it; time goes on."""
-        self.frozen = True
 
     def thaw(self, loop: SimulatedLoop) -> None:
         """Lets it go on."""
@@ -104,25 +93,13 @@ class _Future(asyncio.Future):  # type: ignore[type-arg]
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
-    """One world's event loop.
-
-    Args:
-        chance: draws the order, and how long calls on threads take.
-        shuffles: whether the order of what is ready is drawn; else it is that of asyncio, first come, first served.
-        most_steps: after so many callbacks the history counts as stuck.
-
-    Attributes:
-        now_s: the virtual time.
-        steps: callbacks so far.
-        tasks: those that somebody still holds.
-        troubles: contexts that came to the exception handler.
-    """
+    """One world's event loop."""
 
     def __init__(self, chance: Random, *, shuffles: bool, most_steps: int = 2_000_000) -> None:
         super().__init__()
-        self.now_s = 1_000.0
-        self.steps = 0
-        self.troubles: list[dict[str, Any]] = []
+        self.now_s = 1_000.0  # the virtual time
+        self.steps = 0  # callbacks so far
+        self.troubles: list[dict[str, Any]] = []  # contexts that came to the exception handler
         self._draw = chance.random
         self._shuffles = shuffles
         self._most_steps = most_steps
@@ -130,7 +107,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._ready: collections.deque[asyncio.Handle] = collections.deque()
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._stopping = False
-        self.tasks: weakref.WeakSet[_Task] = weakref.WeakSet()
+        self.tasks: weakref.WeakSet[_Task] = weakref.WeakSet()  # those that somebody still holds
         self.set_task_factory(self._make_task)  # type: ignore[arg-type]
         self.set_exception_handler(lambda _, context: self.troubles.append(context))
 
@@ -224,13 +201,6 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                         raise
                     except BaseException as exc:  # noqa: BLE001  # as asyncio's own
                         self.call_exception_handler({"message": f"Exception in callback {handle!r}", "exception": exc})
-
-    @staticmethod
-    def context_of(task: asyncio.Task[Any]) -> contextvars.Context:
-        """The context in which a task of this loop runs."""
-        assert isinstance(task, _Task)
-        found: contextvars.Context = task.context
-        return found
 
     def again(self, handles: list[asyncio.Handle]) -> None:
         """Puts callbacks back that could not run."""

@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Literal
 
-from tests.simulation.kinds import MOST_BYTES, THRESHOLD_BYTES, WRAPPED_HEADER, Work
+from tests.simulation.scenario import MOST_BYTES, THRESHOLD_BYTES, WRAPPED_HEADER, Work
 from tests.simulation.store import StoreWorld, path_of
 from transforms.chunk import Chunk
 from transforms.record import Header, Record
 from transforms.reference import Reference
 from transforms.wrapper import MessageWrapper
-
-__all__ = ["Message", "Messages"]
 
 _OPEN = 3  # so many messages of chunks are written at a time in a partition
 
@@ -26,32 +24,19 @@ _Part = tuple[bytes | None, tuple[Header, ...]]
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """One message.
+    """One message."""
 
-    Attributes:
-        key: no other message has it.
-        value: as an application gets it in the end.
-        headers: likewise.
-        fate: it comes out; or each record of it becomes a dead letter; or one of the two, as chance wills.
-        parts: value and headers of its records; several if it is written in chunks.
-        end: the number of the part with which it is whole.
-        sent: how many of its records there are so far.
-        offsets: of those that a reader of committed records gets.
-        timestamp: of its first record.
-        again: whether an application may get it twice, though nothing goes wrong with the worker.
-        simple: whether it is one record that comes out as it is without headers too, and that may be missing.
-    """
-
-    key: bytes
-    value: bytes | None
-    headers: tuple[Header, ...]
-    fate: Fate
-    parts: list[_Part]
-    end: int = -1
-    sent: int = 0
-    offsets: list[int] = field(default_factory=list)
-    timestamp: int = -1
-    again: bool = False
+    key: bytes  # no other message has it
+    value: bytes | None  # as an application gets it in the end
+    headers: tuple[Header, ...]  # likewise
+    fate: Fate  # it comes out; or each record of it becomes a dead letter; or one of the two, as chance wills
+    parts: list[_Part]  # value and headers of its records; several if it is written in chunks
+    end: int = -1  # the number of the part with which it is whole
+    sent: int = 0  # how many of its records there are so far
+    offsets: list[int] = field(default_factory=list)  # of those that a reader of committed records gets
+    timestamp: int = -1  # of its first record
+    again: bool = False  # whether an application may get it twice, though nothing goes wrong with the worker
+    # Whether it is one record that comes out as it is without headers too, and that may be missing
     simple: bool = False
 
     def note(self, offset: int, record: Record) -> None:
@@ -73,13 +58,7 @@ class Message:
 
 
 class Messages:
-    """Makes the messages of one history.
-
-    Args:
-        chance: of the seed.
-        work: of the pipeline. Its makers are the names of methods, behind `a_`.
-        store: has the payloads of the references.
-    """
+    """Makes the messages of one history."""
 
     def __init__(self, chance: Random, work: Work, store: StoreWorld) -> None:
         self._chance = chance

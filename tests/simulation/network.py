@@ -19,33 +19,17 @@ from aiokafka.conn import AIOKafkaConnection, CloseReason
 from aiokafka.util import wait_for
 
 import app.kafka.clients
-from tests.simulation.answers import answer
+from tests.simulation.answers import RELEASES, answer, refused, with_error
 from tests.simulation.cluster import Broker, Cluster
-from tests.simulation.refusals import refused, with_error
-from tests.simulation.releases import RELEASES
-
-__all__ = ["NETWORK", "Network", "take_the_place_of_connections"]
 
 _OFFSETS_IN_TRANSACTION = 28
 _WITH_QUOTA = {0, 1}
 
-NETWORK: contextvars.ContextVar[Network] = contextvars.ContextVar("network")
-"""The network of the process that runs."""
+NETWORK: contextvars.ContextVar[Network] = contextvars.ContextVar("network")  # the network of the process that runs
 
 
 class Network:
-    """The way from one process to the brokers.
-
-    Args:
-        cluster: the brokers.
-        chance: draws how long each way takes.
-        fate: what becomes of a request; see `Weather.fate`.
-        seen: called with each request that a broker has processed, and the fields of its response; None for nobody.
-        outside: the context of the cluster: what it does goes on when the process is gone.
-
-    Attributes:
-        sends: called with each request as it leaves the process.
-    """
+    """The way from one process to the brokers."""
 
     def __init__(
         self,
@@ -57,7 +41,7 @@ class Network:
     ) -> None:
         self.cluster, self.chance, self.fate, self.outside, self.seen = cluster, chance, fate, outside, seen
         self.connections: dict[_Connection, None] = {}
-        self.sends: Callable[[Any], None] = lambda _: None
+        self.sends: Callable[[Any], None] = lambda _: None  # called with each request as it leaves the process
         self.dead = False
 
     def kill(self) -> None:

@@ -1,4 +1,4 @@
-"""What came of one history."""
+"""What was left out of a history, and what came of it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tests.simulation.cuts import Cuts
 
-__all__ = ["Outcome"]
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """What is left out of a history, so that it becomes shorter. All else is drawn as without it."""
+
+    # The names of the faults and acts that happen, such as `1.8.0`: for worker 1, its first request of API 8; None
+    # for all
+    only: frozenset[str] | None = None
+    workers: int | None = None  # at the start, at most; None for those of the scenario
+    records: int | None = None  # in the source, at most; None for those of the scenario
+    play: str = "worker"  # what is simulated: a name of `plays.PLAYS`. It stands here as it goes wherever cuts go.
+
 
 _VARIES = re.compile(r"b?'[^']*'|\d+(?:[.,]\d+)*")
 _LISTS = re.compile(r"#(?:, #)+")
@@ -16,35 +25,18 @@ _LISTS = re.compile(r"#(?:, #)+")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """See the module.
-
-    Attributes:
-        seed: of the history.
-        cuts: what was left out.
-        broken: the promise that was broken; None if all were kept.
-        digest: of all that happened, the requests and the draws: the same for the same seed.
-        happened: the names of the faults and acts that there were.
-        steps: callbacks of the event loop.
-        virtual_s: how long it took for the workers.
-        cpu_s: how long it took.
-        workers: at the start.
-        records: in the source.
-        tally: how often each thing happened; empty if nobody asked.
-        history: in words; empty if nobody asked.
-    """
-
-    seed: int
-    cuts: Cuts
-    broken: str | None
-    digest: str
-    happened: tuple[str, ...] = ()
-    steps: int = 0
-    virtual_s: float = 0.0
-    cpu_s: float = 0.0
-    workers: int = 0
-    records: int = 0
-    tally: Counter[str] = field(default_factory=Counter)
-    history: tuple[str, ...] = ()
+    seed: int  # of the history
+    cuts: Cuts  # what was left out
+    broken: str | None  # the promise that was broken; None if all were kept
+    digest: str  # of all that happened, the requests and the draws: the same for the same seed
+    happened: tuple[str, ...] = ()  # the names of the faults and acts that there were
+    steps: int = 0  # callbacks of the event loop
+    virtual_s: float = 0.0  # how long it took for the workers
+    cpu_s: float = 0.0  # how long it took
+    workers: int = 0  # at the start
+    records: int = 0  # in the source
+    tally: Counter[str] = field(default_factory=Counter)  # how often each thing happened; empty if nobody asked
+    history: tuple[str, ...] = ()  # in words; empty if nobody asked
 
     @property
     def kind(self) -> str:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import struct
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiokafka.record.default_records import DefaultRecordBatch
 from crc32c import crc32c
 
-__all__ = ["Batch", "PartitionLog", "Produced", "marker"]
+from tests.simulation.loop import SimulatedLoop
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster import Topic
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _MAGIC = 16  # where a batch has its format
@@ -50,26 +55,14 @@ class Produced:
 
 
 class PartitionLog:
-    """See the module.
-
-    Attributes:
-        batches: in order.
-        start: the first offset that is left.
-        end: behind the last one.
-        epoch: of the leader.
-        node: the leader.
-        ongoing: by producer id, where its open transaction has begun.
-        alone: whether no other replica is in sync.
-        aborted: producer id, first offset and last stable mark of aborted transactions.
-    """
-
     def __init__(self, node: int) -> None:
-        self.batches: list[Batch] = []
+        self.batches: list[Batch] = []  # in order
         self.start = self.end = 0
-        self.epoch = 0
-        self.node = node
-        self.alone = False
-        self.ongoing: dict[int, int] = {}
+        self.epoch = 0  # of the leader
+        self.node = node  # the leader
+        self.alone = False  # whether no other replica is in sync
+        self.ongoing: dict[int, int] = {}  # by producer id, where its open transaction has begun
+        # Producer id, first offset and last stable mark of aborted transactions
         self.aborted: list[tuple[int, int, int]] = []
         self._producers: dict[int, _Producer] = {}
         self._bases: list[int] = []
@@ -237,3 +230,37 @@ def marker(base: int, leader_epoch: int, producer_id: int, epoch: int, *, commit
     rest = struct.pack(">hiqqqhii", 0x30, 0, time_ms, time_ms, producer_id, epoch, -1, 1) + record
     head = struct.pack(">qiib", base, 4 + 1 + 4 + len(rest), leader_epoch, 2)
     return head + struct.pack(">I", crc32c(rest)) + rest
+
+
+class Isolation:
+    """A broker that is cut off from the others, and not from clients: it takes itself for the leader that it was.
+
+    It tells what it knew then: older leaders, with older epochs. What was written since is out of range to it.
+    """
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self._loop = loop
+        self._node = -1
+        self._until_s = 0.0
+        self._logs: Mapping[tuple[str, int], PartitionLog] = {}
+
+    def begin(self, node: int, seconds: float, topics: Iterable[Topic]) -> None:
+        """Cuts a broker off for so long."""
+        self._node, self._until_s = node, self._loop.time() + seconds
+        self._logs = {(topic.name, number): _as_it_is(log) for topic in topics for number, log in enumerate(topic.logs)}
+
+    def of(self, node: int) -> bool:
+        """Whether this broker is cut off now."""
+        return node == self._node and self._loop.time() < self._until_s
+
+    def known(self, node: int, topic: str, number: int) -> PartitionLog | None:
+        """A log as a broker knows it that is cut off; None for another broker, or a log that is newer."""
+        return self._logs.get((topic, number)) if self.of(node) else None
+
+
+def _as_it_is(log: PartitionLog) -> PartitionLog:
+    waiters, log.waiters = log.waiters, []
+    known = copy.deepcopy(log)
+    log.waiters = waiters
+    known.alone = True
+    return known

@@ -7,71 +7,117 @@ records, positions, commits and rebalances as it does. Nothing is awaited, and t
 from __future__ import annotations
 
 import itertools
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 from typing import Any
 
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
-from tests.simulation.chunk_ledger import Ledger, Reading
+from tests.simulation.chunk_ledger import Ledger, Reading, given_up
 from tests.simulation.partition_log import PartitionLog
-from tests.simulation.play import Actor, Play, PlayScenario
+from tests.simulation.play import Play, PlayScenario
 from tests.simulation.promises import Broken
 from transforms.chunk import Chunking
+from transforms.chunked_message import Discarded
 from transforms.record import Record
-
-__all__ = ["TOPIC", "Member", "PolledPlay"]
 
 TOPIC = "chunks"
 _LIMIT = 500
 _CALM_CALLS = 3_000
 
 
-class Member:
-    """A consumer of the group, and the application that calls it.
+class AppError(Exception):
+    """Of the application, in a callback, or in a deserializer: then it is told of the message."""
 
-    Attributes:
-        owned: the partitions that it knows to be its own, in order.
-        expelled: whether the group has given its partitions to others, and it does not know yet.
-        gone: whether it was killed, or has closed.
-    """
+    def __init__(self, message: Any = None) -> None:
+        super().__init__()
+        self.message = message
 
-    def __init__(self, play: PolledPlay, number: int) -> None:
+
+class Member(ABC):
+    """A consumer of the group, and the application that calls it."""
+
+    RAISED: tuple[type[Exception], ...]  # what commits, pauses and seeks may raise
+
+    def __init__(self, play: Any, number: int) -> None:
         self.play = play
         self.name = f"member {number}"
         self.chance = play.stream(self.name)
         self.reading = Reading(play.ledger, self.name)
-        self.owned: list[int] = []
-        self.expelled = self.gone = False
-        self.errors = play.errors
+        self.owned: list[int] = []  # the partitions that it knows to be its own, in order
+        self.expelled = False  # whether the group has given its partitions to others, and it does not know yet
+        self.gone = False  # whether it was killed, or has closed
+        made = play.client_class()
+        self.client = made.__new__(made)
+        self.client.member = self
 
-    def begin(self) -> None:
-        """Starts the client, which subscribes."""
-        raise NotImplementedError
+    @abstractmethod
+    def begin(self, values: dict[str, Any]) -> None:
+        """Makes the client, which subscribes."""
+
+    @abstractmethod
+    def read(self, *, calm: bool) -> None:
+        """Polls."""
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Commits, in one way or another."""
+
+    @abstractmethod
+    def partitions(self, numbers: Iterable[int]) -> list[Any]:
+        """As the library has them."""
+
+    @abstractmethod
+    def hold(self, call: Callable[..., None], numbers: Sequence[int]) -> None:
+        """Pauses partitions, or resumes them."""
+
+    @abstractmethod
+    def position(self, number: int) -> int:
+        """What the client says of a partition."""
+
+    @abstractmethod
+    def seek(self, number: int, offset: int) -> None:
+        """Reads from there on."""
+
+    def discarded(self, discarded: Discarded) -> None:
+        """A message is not whole."""
+        if self.play.keys["raises"] and self.play.fails(self.name, "on_discarded", self.chance):
+            raise AppError
+        self.reading.give(given_up(discarded))
 
     def call(self) -> None:
         """One poll, and what the application does before the next one."""
-        raise NotImplementedError
+        calm = self.play.weather.calm
+        self.read(calm=calm)
+        try:
+            self._acts(calm=calm)
+        except self.RAISED as exc:
+            self.play.tell(f"{self.name}: {exc!r}")
 
-    def close(self) -> None:
-        """Ends it."""
-        raise NotImplementedError
+    def _acts(self, *, calm: bool) -> None:
+        chance, client, keys = self.chance, self.client, self.play.keys
+        if keys["commits"] == "manual" and (calm or chance.random() < 0.4):
+            self.commit()
+        owned = sorted(each.partition for each in client.assignment())
+        if keys["pauses"]:
+            if calm:
+                self.hold(client.resume, owned)
+            elif owned and chance.random() < 0.2:
+                self.hold(chance.choice((client.pause, client.resume)), [chance.choice(owned)])
+        if keys["seeks"] and owned and not calm and chance.random() < 0.15 and not self.expelled:
+            number = chance.choice(owned)
+            seen = self.reading.seen.get(number, [])
+            kind = chance.choice(("record", "position", "beginning"))
+            offset = chance.choice(seen[-5:]).offset if kind == "record" and seen else 0
+            if kind == "position":
+                offset = self.position(number)
+            self.play.tell(f"{self.name} seeks to {offset} of {number} ({kind})")
+            self.reading.forget(number)
+            self.seek(number, offset)
 
 
 class PolledPlay(Play):
-    """See the module.
-
-    Attributes:
-        ledger: what the members were given.
-        logs: the partitions.
-        commits: the committed offset and metadata of each partition.
-        errors: the share of the client's calls that fail.
-    """
-
-    ledger: Ledger
-    errors: float
-
     @abstractmethod
     def member(self, number: int) -> Member:
         """A member of this kind of client."""
@@ -101,9 +147,19 @@ class PolledPlay(Play):
         self._writing = self.stream("source")
         self._coming = [self._records(number, self._writing.choice((2, 5, 12))) for number in range(len(self.logs))]
         members = chance.choice((1, 1, 2))
-        self.scenario = PlayScenario(members, sum(map(len, self._coming)), self.keys)
+        self.scenario = PlayScenario(members, sum(map(len, self._coming)))
         for _ in range(members):
-            self._new()
+            self.new()
+
+    def properties(self) -> dict[str, Any]:
+        """The properties of a client."""
+        return {
+            "max.pending.chunked.message": self.keys["pending"],
+            "max.pending.chunked.bytes": self.keys["pending_bytes"],
+            "chunk.max.message.bytes": 5_000,
+            "expire.time.of.incomplete.chunked.message.ms": self.keys["expire_ms"],
+            "chunk.lookback": self.keys["lookback"],
+        }
 
     def _records(self, number: int, messages: int) -> list[Record]:
         """What is written into a partition: the chunks of several messages, some without an end, among each other."""
@@ -163,11 +219,11 @@ class PolledPlay(Play):
 
     # --- the group ----------------------------------------------------------------------------------------------------
 
-    def _new(self) -> None:
+    def new(self, former: Any = None) -> None:
         member = self.member(len(self.members) + 1)
         self.members.append(member)
         self.tell(f"{member.name} starts")
-        member.begin()
+        member.begin(self.properties())
         self._rebalance_due = True
 
     def joined(self) -> dict[str, list[int]]:
@@ -217,18 +273,18 @@ class PolledPlay(Play):
         if (member := self._running()) is not None:
             member.gone = True
             self.tell(f"{member.name} is killed")
-            self._new()
+            self.new()
 
     def close_one(self) -> None:
         """A member closes, and another one starts."""
         if (member := self._running()) is not None:
             self._close(member)
-            self._new()
+            self.new()
 
     def join(self) -> None:
         """One more member."""
         if sum(not each.gone for each in self.members) < 3:
-            self._new()
+            self.new()
 
     def again(self) -> None:
         """A rebalance."""
@@ -249,7 +305,7 @@ class PolledPlay(Play):
 
     def _close(self, member: Member) -> None:
         self.tell(f"{member.name} closes")
-        member.close()
+        member.client.close()
         member.gone = True
         self._rebalance_due = True
 
@@ -263,8 +319,7 @@ class PolledPlay(Play):
                 if self.happens(f"act {next(self._acts)}", act.__name__):
                     act()
             self._call()
-        self.tell("calm")
-        self.weather.calm = True
+        self.calm()
         self._rebalance_due = True
         for _ in range(_CALM_CALLS):
             self._call()
@@ -281,14 +336,11 @@ class PolledPlay(Play):
         self.rebalance_now_and_then()
         member = self._running()
         if member is None:
-            self._new()
+            self.new()
             return
         member.call()
         if self.broken is not None:
             raise Broken(self.broken)
-
-    def replace(self, actor: Actor) -> None:
-        """There are no actors."""
 
     def left(self) -> object:
         if any(self._coming):
@@ -298,5 +350,4 @@ class PolledPlay(Play):
     def check_end(self) -> None:
         for number in range(len(self.logs)):
             self.ledger.check_end(number)
-        if self.broken is not None:
-            raise Broken(self.broken)
+        self.check_left()

@@ -15,31 +15,42 @@ import selectors
 import signal
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.simulation.cuts import Cuts
-from tests.simulation.outcome import Outcome
-from tests.simulation.plays import PLAYS
+from tests.simulation.chunks_play import ChunksPlay
+from tests.simulation.confluent_play import ConfluentPlay
+from tests.simulation.kafka_python_play import KafkaPythonPlay
+from tests.simulation.outcome import Cuts, Outcome
+from tests.simulation.play import Play
 from tests.simulation.promises import Broken
+from tests.simulation.replay_play import ReplayPlay
+from tests.simulation.world import World
 
-__all__ = ["Detail", "outcomes", "played"]
+PLAYS: Mapping[str, type[World | Play]] = {
+    "worker": World,
+    "chunks": ChunksPlay,
+    "replay": ReplayPlay,
+    "kafka-python": KafkaPythonPlay,
+    "confluent": ConfluentPlay,
+}
+
+ALL = "all"  # stands for all of them, by turns
+
+MIX = ["worker", "worker", "kafka-python", "worker", "chunks", "worker", "worker", "confluent", "worker", "replay"]
+"""What a seed is of, by its last digit, if all are run."""
+
 
 _MOST_CPU_S = 60.0  # a callback that never ends is no step of the loop
 
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """What is noted of each history beside whether it broke a promise.
+    """What is noted of each history beside whether it broke a promise."""
 
-    Attributes:
-        tally: how often each thing happened.
-        history: in words, with the requests that matter.
-    """
-
-    tally: bool = False
-    history: bool = False
+    tally: bool = False  # how often each thing happened
+    history: bool = False  # in words, with the requests that matter
 
 
 def played(seed: int, cuts: Cuts, detail: Detail) -> Outcome:
@@ -102,14 +113,7 @@ class _Child:
 def outcomes(
     jobs: Iterable[tuple[int, Cuts]], processes: int, detail: Detail = Detail(), chunk: int = 1
 ) -> Iterator[Outcome]:
-    """Runs histories, so many at a time; what came of each, those of a process together.
-
-    Args:
-        jobs: seeds, and what is left out. It is asked for more when a process is free.
-        processes: at a time.
-        detail: what is noted.
-        chunk: histories of a process.
-    """
+    """Runs histories, so many at a time; what came of each, those of a process together."""
     jobs = iter(jobs)
     gc.collect()
     gc.freeze()  # what is there now is never looked at again, nor copied

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import struct
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.commit_history import CommitHistory
-from tests.simulation.damaged import Damaged
+from app.kafka.structs import TopicPartition
+from app.pipeline.lane import RECORD_OVERHEAD_BYTES
+from tests.simulation.delivered import Damaged, UnreadableError
 from tests.simulation.groups import Commit
-from tests.simulation.loop import PROCESS
-from tests.simulation.memory import excess, left_over
-from tests.simulation.reader import UnreadableError
+from tests.simulation.scenario import MOST_BYTES
 
 if TYPE_CHECKING:
+    from tests.simulation.partition_log import PartitionLog
     from tests.simulation.worker import Worker
     from tests.simulation.world import World
-
-__all__ = ["Broken", "Promises"]
 
 
 class Broken(AssertionError):  # noqa: N818  # it is no error of the simulation
@@ -24,17 +24,11 @@ class Broken(AssertionError):  # noqa: N818  # it is no error of the simulation
 
 
 class Promises:
-    """Looks at a world.
-
-    Attributes:
-        broken: the first promise that was found broken while the history went on; None if none was.
-        damaged: the batches that no reader can decode.
-    """
+    """Looks at a world."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.broken: str | None = None
-        self.damaged = Damaged(world)
+        self.damaged = Damaged(world)  # the batches that no reader can decode
         self._commits = CommitHistory()
 
     def committed(self, group: str, offsets: Mapping[Any, Commit]) -> None:
@@ -42,8 +36,8 @@ class Promises:
         for (topic, number), commit in offsets.items():
             if topic == "raw" and number not in self._world.losses.unsteady:
                 before = self._commits.goes_back(self._world.cluster.log(topic, number), commit.offset)
-                if before is not None and self.broken is None and not self._world.defect.raised:
-                    self.broken = f"raw-{number}: offset {commit.offset} is committed behind {before}"
+                if before is not None and not self._world.defect.raised:
+                    self._world.breaks(f"raw-{number}: offset {commit.offset} is committed behind {before}")
         if not self._world.scenario.exactly_once:  # else the marks of a transaction come one after the other
             for (topic, number), commit in offsets.items():
                 if topic == "raw":
@@ -59,19 +53,19 @@ class Promises:
             self._check_durable(number, commit.offset)
 
     def _check_durable(self, number: int, end: int) -> None:
-        if self.broken is not None or number in self._world.losses.unsteady:
+        if self._world.broken is not None or number in self._world.losses.unsteady:
             return
         for worker in self._world.alive:
             if (held := excess(worker)) is not None:
-                self.broken = f"{worker.process.name} {held}"
+                self._world.breaks(f"{worker.process.name} {held}")
                 return
         try:
             lacking = [*self._world.delivered.lacking(number, end), *self.damaged.lost(number, end)]
         except UnreadableError as exc:
-            self.broken = f"out-{number}: {exc}"
+            self._world.breaks(f"out-{number}: {exc}")
             return
         if lacking:
-            self.broken = f"raw-{number} is committed up to {end}, and {lacking[:5]} are not written"
+            self._world.breaks(f"raw-{number} is committed up to {end}, and {lacking[:5]} are not written")
 
     def left(self) -> dict[int, tuple[int, int]]:
         """Committed offset and end of each source partition that is not done."""
@@ -95,16 +89,14 @@ class Promises:
 
     def check_end(self) -> None:
         """Raises `Broken` for what does not hold in the end, when all workers have stopped."""
-        if self.broken is not None:
-            raise Broken(self.broken)
+        if self._world.broken is not None:
+            raise Broken(self._world.broken)
         self._check_output()
-        for worker in self._world.workers:
-            if (held := excess(worker)) is not None:
+        for worker in self._world.actors:
+            held = excess(worker) or (None if worker.process.dead else left_over(worker))
+            if held is not None:
                 raise Broken(f"{worker.process.name} {held}")
-            if not worker.process.dead:
-                self._check_stopped(worker)
-        if self._world.loop.troubles:
-            raise Broken(f"the event loop reports {self._world.loop.troubles[0]}")
+        self._world.check_left()
 
     def _check_output(self) -> None:
         world = self._world
@@ -118,10 +110,105 @@ class Promises:
             if fault is not None:
                 raise Broken(f"out-{number}: {fault}")
 
-    def _check_stopped(self, worker: Worker) -> None:
-        name = worker.process.name
-        if (held := left_over(worker)) is not None:
-            raise Broken(f"{name} {held}")
-        for task in self._world.loop.tasks:
-            if not task.done() and self._world.loop.context_of(task).get(PROCESS) is worker.process:
-                raise Broken(f"{name} has left a task: {task.get_coro().__qualname__}")  # type: ignore[union-attr]
+
+class CommitHistory:
+    """The committed offsets of each log only grow: an older one that follows writes records again, and loses none."""
+
+    def __init__(self) -> None:
+        self._last: dict[PartitionLog, int] = {}
+
+    def goes_back(self, log: PartitionLog, offset: int) -> int | None:
+        """Notes a committed offset; the one before, if that was higher.
+
+        The log of another topic of the name is another object, and has a history of its own.
+        """
+        before = self._last.get(log, -1)
+        self._last[log] = offset
+        return before if offset < before <= log.end else None
+
+
+_ONE_RECORD = 5 * (MOST_BYTES + 1_100) + RECORD_OVERHEAD_BYTES
+"""The largest record of `Messages`, with the copies that it takes to split and to compress it."""
+
+
+def excess(worker: Worker) -> str | None:
+    """What the worker has held over its limits so far; None for nothing."""
+    budget = worker.budget
+    if budget.peak > budget.limit + _ONE_RECORD:
+        return f"has held {budget.peak:,} bytes of {budget.limit:,} in flight, and one record"
+    if min(budget.used, budget.work, budget.ahead) < 0:
+        return f"counts {budget.used:,} bytes, {budget.work:,} with work, {budget.ahead:,} read ahead"
+    pipeline = worker.pipeline
+    held = None if pipeline is None or pipeline.flow is None else pipeline.flow._assembler
+    if pipeline is not None and held is not None:
+        limits = pipeline.settings.chunks.limits
+        if held.pending > limits.messages + _REPEATED or held.pending_bytes > limits.pending_bytes:
+            return f"holds {held.pending} messages of chunks, {held.pending_bytes:,} bytes"
+    return None
+
+
+def left_over(worker: Worker) -> str | None:
+    """What a worker that has stopped still holds; None for nothing."""
+    budget = worker.budget
+    if budget.used or budget.work or budget.ahead or budget.shares:
+        return f"holds {budget.used:,} bytes, {budget.work:,} with work, {budget.ahead:,} read ahead, in the end"
+    return None
+
+
+_REPEATED = 50  # `pending_messages` has those that come again after they were delivered
+
+
+_PRODUCE = 0
+_STAMP_AT = 43
+_CRC_AT = 17
+_STAMP = struct.Struct(">qhii")  # producer id, epoch, first sequence number, count of records
+
+
+class Ownership:
+    """Who writes a partition of the sink: the worker that the group has given the source partition of that number.
+
+    What a worker had on its way when it lost the partition may still come, as with any client of Kafka. Nothing else
+    may: it would come behind what the next owner has written.
+    """
+
+    def __init__(self) -> None:
+        self._sent: dict[tuple[int, int, int, int], tuple[bytes, int]] = {}
+        self._late: Counter[tuple[str, int]] = Counter()
+
+    def sent(self, worker: Worker, request: Any) -> str | None:
+        """Notes a request; what is wrong with it, or None."""
+        if request.API_KEY != _PRODUCE:
+            return None
+        for topic, partitions in request.topics:
+            for number, data in partitions if topic == "out" else ():
+                if (wrong := self._batch(worker, number, bytes(data))) is not None:
+                    return wrong
+        return None
+
+    def _batch(self, worker: Worker, number: int, data: bytes) -> str | None:
+        *stamp, count = _STAMP.unpack_from(data, _STAMP_AT)
+        place, crc = (number, *stamp), data[_CRC_AT : _CRC_AT + 4]
+        before = self._sent.get(place)
+        self._sent[place] = crc, count
+        if before is not None and before[0] == crc:
+            return None  # sent again
+        late = worker.process.name, number
+        if self._holds(worker, number):
+            self._late[late] = 0
+            return None
+        self._late[late] += 1
+        if before is not None and before[1] == 1:
+            return f"{worker.process.name} writes to out-{number} in the place of a refused record of a lost partition"
+        if self._late[late] > 1:
+            return f"{worker.process.name} begins one batch of out-{number} after the other, which it has lost"
+        return None
+
+    def _holds(self, worker: Worker, number: int) -> bool:
+        flow = None if worker.pipeline is None else worker.pipeline.flow
+        if flow is None or flow._leaving or flow._plan.sink_partition("raw", number) != number:
+            return True  # it ends, or the key decides on the partition
+        place = TopicPartition("raw", number)
+        if flow._lanes.get(place) is not None:
+            return True
+        source: Any = flow._source
+        return place in source.consumer.assignment() and not source.rebalancing

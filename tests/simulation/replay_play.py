@@ -18,17 +18,16 @@ from app.deadletters.replay_offsets import ReplayedOffsets
 from app.kafka.sender import find_topic
 from app.kafka.source_batch import ReadRecord
 from tests.simulation.groups import Commit
-from tests.simulation.play import Actor, Play, PlayScenario
+from tests.simulation.play import Play, PlayActor, PlayScenario
 from tests.simulation.promises import Broken
+from tests.simulation.storm import Acts
 from transforms.errors import WideloadError
 from transforms.letter import Cause, dead_letter
-
-__all__ = ["ReplayPlay"]
 
 _GROUP = "p-dlq-replay"
 
 
-class _Replayer(Actor):
+class _Replayer(PlayActor):
     """One who runs the command until it has ended well, though not when it was asked to end."""
 
     play: ReplayPlay
@@ -64,12 +63,6 @@ class _Replayer(Actor):
 
 
 class ReplayPlay(Play):
-    """See the module.
-
-    Attributes:
-        done: whether a run that began in the calm has ended well.
-    """
-
     def prepare(self) -> None:
         chance = self.chance
         self.done = False
@@ -84,15 +77,10 @@ class ReplayPlay(Play):
         runs = chance.choice((1, 1, 2, 3))
         self.scenario = PlayScenario(runs, sum(map(len, self._letters.values())))
         for _ in range(runs):
-            self._new()
+            self.new()
 
     def drawn(self) -> list[Callable[[], None]]:
-        return [*super().drawn(), self.another]
-
-    def another(self) -> None:
-        """One more who replays, at the same time."""
-        if len(self.alive) < 3:
-            self._new()
+        return [*super().drawn(), Acts(self, self.chance).join]
 
     def _document(self) -> Mapping[str, Any]:
         table: dict[str, Any] = {
@@ -131,13 +119,8 @@ class ReplayPlay(Play):
             if count:
                 assert log.append(bytes(builder.build()), 1 << 30).code == 0
 
-    def _new(self) -> None:
-        actor = _Replayer(self, "replay")
-        self.actors.append(actor)
-        actor.begin(actor.work())
-
-    def replace(self, actor: Actor) -> None:
-        self._new()
+    def new(self, former: Any = None) -> None:
+        _Replayer(self, "replay")
 
     def _found(self, number: int) -> list[bytes]:
         return [record.key for _, record in self.cluster.log("raw", number).committed()]
@@ -163,7 +146,7 @@ class ReplayPlay(Play):
 
     def left(self) -> object:
         if not self.done and not self.alive:
-            self._new()
+            self.new()
         return None if self.done and not self.cluster.transactions.open else "no replay has ended well"
 
     def check_end(self) -> None:
@@ -181,5 +164,4 @@ class ReplayPlay(Play):
                     raise Broken(f"raw-{source} has {found}, not {wanted}")
                 if self.exactly_once and found != wanted:
                     raise Broken(f"raw-{source} has letters twice: {found}")
-        if self.broken is not None:
-            raise Broken(self.broken)
+        self.check_left()

@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from tests.simulation.worker import Worker
     from tests.simulation.world import World
 
-__all__ = ["ASKED", "TOPIC", "Steering"]
 
-ASKED: contextvars.ContextVar[str] = contextvars.ContextVar("asked")
-"""The id of the request that is being asked."""
+ASKED: contextvars.ContextVar[str] = contextvars.ContextVar("asked")  # the id of the request that is being asked
 
 TOPIC = "control"
 
@@ -42,19 +40,14 @@ _SETTLED_S = 90.0  # two of the longest delays of `GroupSteering`, and more
 
 @dataclass(slots=True)
 class _Request:
-    """One request.
+    """One request."""
 
-    Attributes:
-        id: in its record.
-        answer: `done`, or the text of the error; None if there was none so far.
-    """
-
-    id: str
+    id: str  # in its record
     what: str
     worker: Worker
     asked_s: float
     answered_s: float | None = None
-    answer: str | None = None
+    answer: str | None = None  # `done`, or the text of the error; None if there was none so far
 
     @property
     def unwritten(self) -> bool:
@@ -63,20 +56,13 @@ class _Request:
 
 
 class Steering:
-    """Asks for things in a world, and looks whether they hold.
-
-    Args:
-        world: whose scenario is drawn.
-
-    Attributes:
-        by_topic: whether its workers have a `control.topic`.
-    """
+    """Asks for things in a world, and looks whether they hold."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         chance = world.stream("steering")
         drawn = chance.random()
-        self.by_topic = drawn < _BY_TOPIC
+        self.by_topic = drawn < _BY_TOPIC  # whether its workers have a `control.topic`
         self._steered = drawn < _STEERED
         self._refused = self.by_topic and chance.random() < _REFUSED
         self._numbers = itertools.count()
@@ -119,18 +105,14 @@ class Steering:
         return None
 
     async def settle(self) -> None:
-        """In the calm: what was asked last holds. Then all go on.
-
-        Raises:
-            Broken: a promise was not kept.
-        """
+        """In the calm: what was asked last holds. Then all go on."""
         if not self._steered:
             return
-        await self._until(self._unanswered)
+        await self._world.until(self._unanswered, "not settled", _SETTLED_S)
         self._check_log()
-        await self._until(self._unsettled)
+        await self._world.until(self._unsettled, "not settled", _SETTLED_S)
         await self._all(self._started)
-        await self._until(self._unsettled)
+        await self._world.until(self._unsettled, "not settled", _SETTLED_S)
         await self._restart_failed()
         self._check_log()
 
@@ -162,14 +144,6 @@ class Steering:
         self._world.tell(f"{request.id} is answered by {worker.process.name}: {request.answer}")
 
     # --- the calm ----------------------------------------------------------------------------------------------------
-
-    async def _until(self, wrong: Callable[[], str | None]) -> None:
-        until_s, wait_s = self._world.loop.time() + _SETTLED_S, 0.2
-        while (text := wrong()) is not None:
-            if self._world.loop.time() > until_s:
-                raise Broken(f"after {_SETTLED_S:.0f} s of calm {text}")
-            await asyncio.sleep(wait_s)
-            wait_s = min(wait_s * 1.3, 5.0)
 
     def _unanswered(self) -> str | None:
         for each in self._requests.values():
@@ -224,7 +198,7 @@ class Steering:
                     return f"{worker.process.name} was restarted, and is as it was: {worker.failed}"
             return None
 
-        await self._until(still)
+        await self._world.until(still, "not settled", _SETTLED_S)
 
     # --- the topic ---------------------------------------------------------------------------------------------------
 

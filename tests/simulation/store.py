@@ -21,33 +21,21 @@ from transforms.errors import (
     PayloadTooLargeError,
 )
 
-__all__ = ["SimulatedStore", "StoreWorld", "path_of"]
-
 _WAYS = ("fails", "fails_late", "refuses", "is_slow", "hangs", "hangs_for_ever", "works_and_fails", "works_later")
 
 
 class StoreWorld:
-    """What is in the store, for all workers of a history, and how it is today.
-
-    Attributes:
-        payloads: by full path.
-        down: whether each call fails.
-        lying: whether the check says that all is well though calls fail.
-        rate: of the calls that fail.
-        ways: in which calls fail; names from `_WAYS`.
-        cursed: paths for which each call fails, though the store is up.
-        hanging: calls that stand still until the store is `calmed`.
-    """
+    """What is in the store, for all workers of a history, and how it is today."""
 
     def __init__(
         self, loop: SimulatedLoop, chance: Random, tell: Callable[[str], None], happens: Callable[[str, str], bool]
     ) -> None:
-        self.payloads: dict[str, bytes] = {}
+        self.payloads: dict[str, bytes] = {}  # by full path
         self.down = self.lying = False
-        self.rate = 0.0
-        self.ways: tuple[str, ...] = ("fails",)
-        self.cursed: set[str] = set()
-        self.hanging: dict[SteppedCall, contextvars.Context] = {}
+        self.rate = 0.0  # of the calls that fail
+        self.ways: tuple[str, ...] = ("fails",)  # in which calls fail; names from `_WAYS`
+        self.cursed: set[str] = set()  # paths for which each call fails, though the store is up
+        self.hanging: dict[SteppedCall, contextvars.Context] = {}  # calls that stand still until the store is `calmed`
         self._loop = loop
         self._chance = chance
         self._tell = tell
@@ -76,11 +64,7 @@ class StoreWorld:
             self._loop.call_soon(call.step, context=context)
 
     def call(self, what: str, path: str = "", effect: Callable[[], None] | None = None) -> None:
-        """One call: takes its time, has its effect or not, and fails or not.
-
-        Raises:
-            PayloadStoreError: it fails.
-        """
+        """One call: takes its time, has its effect or not, and fails or not."""
         if path in self.cursed:
             raise PayloadStoreError(f"the simulated store does not give this payload: {what}", retriable=True)
         way = self._way(what)
@@ -120,11 +104,7 @@ class StoreWorld:
 
 
 class SimulatedStore(MemoryStore):
-    """One worker's store.
-
-    Args:
-        world: of the history.
-    """
+    """One worker's store."""
 
     def __init__(self, world: StoreWorld) -> None:
         super().__init__()

@@ -18,24 +18,13 @@ from typing import Any
 from app.pipeline.runtime import Threads
 from tests.simulation.loop import SimulatedLoop
 
-__all__ = ["CALL", "SimulatedThreads", "SteppedCall"]
-
 
 class _GivenUpError(BaseException):
     """The history is over, and the call with it."""
 
 
 class SteppedCall:
-    """One call on a thread of its own. It runs only within `step`, up to its end or its next `wait`.
-
-    Args:
-        loop: that of the history, which is the running one on that thread too.
-        work: what is called.
-        ended: called on the loop with the result, or with what it has raised.
-
-    Attributes:
-        context: in which `step` is to be called.
-    """
+    """One call on a thread of its own. It runs only within `step`, up to its end or its next `wait`."""
 
     def __init__(self, loop: SimulatedLoop, work: Callable[[], Any], ended: Callable[[Any, Any], None]) -> None:
         self._loop, self._work, self._ended = loop, work, ended
@@ -96,14 +85,7 @@ CALL: contextvars.ContextVar[SteppedCall | None] = contextvars.ContextVar("call"
 
 
 class SimulatedThreads(Threads):
-    """What runs on threads, for one pipeline.
-
-    Args:
-        loop: of the history.
-        chance: draws how long it takes until a thread begins.
-        count: how many calls of the store go on at a time.
-        hangs: whether calls of the store may hang now.
-    """
+    """What runs on threads, for one pipeline."""
 
     def __init__(self, loop: SimulatedLoop, chance: Random, count: int, hangs: Callable[[], bool]) -> None:
         self._loop, self._draw = loop, chance.random
@@ -115,22 +97,18 @@ class SimulatedThreads(Threads):
         """Those that have not ended."""
 
     def compute(self, work: Any, *args: Any) -> Any:  # type: ignore[override]
-        """See `Threads`."""
         return self._loop.run_in_executor(None, work, *args)
 
     def call(self, work: Any, *args: Any) -> Any:  # type: ignore[override]
-        """See `Threads`."""
         future = self._loop.create_future()
         self._waiting.append((future, lambda: work(*args)))
         self._begin()
         return future
 
     def call_apart(self, work: Any, name: str) -> Any:
-        """See `Threads`."""
         return self._loop.run_in_executor(None, work)
 
     def renew(self) -> None:
-        """See `Threads`."""
         self.close()
 
     def give_up(self) -> None:
@@ -139,7 +117,6 @@ class SimulatedThreads(Threads):
             call.give_up()
 
     def close(self) -> None:
-        """See `Threads`."""
         waiting, self._waiting = self._waiting, deque()
         for future, _ in waiting:
             future.cancel()

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Transactions"]
-
 INVALID_EPOCH, INVALID_STATE, INVALID_MAPPING, CONCURRENT = 47, 48, 49, 51
 
 
@@ -25,18 +23,7 @@ class _Transaction:
 
 
 class Transactions:
-    """The transactions of a cluster.
-
-    Args:
-        later: see `Groups`.
-        delay_s: draws how long the marks of an end take.
-        mark: writes the mark into a partition: place, producer id, epoch, whether it commits; says
-            whether the partition takes it now.
-        end_offsets: ends the offsets of a group: name, producer id, whether it commits.
-
-    Attributes:
-        ended: called with the id of each transaction that has been committed, with all its marks.
-    """
+    """The transactions of a cluster."""
 
     def __init__(
         self,
@@ -48,6 +35,7 @@ class Transactions:
         self._later, self._delay_s, self._mark, self._end_offsets = later, delay_s, mark, end_offsets
         self._of: dict[str, _Transaction] = {}
         self._next_id = 1000
+        # Called with the id of each transaction that has been committed, with all its marks
         self.ended: Callable[[str], None] = lambda _: None
 
     def begin_producer(self, transactional_id: str | None, timeout_ms: int) -> tuple[int, int, int]:

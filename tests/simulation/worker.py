@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
-from collections.abc import Callable
-from random import Random
+from typing import TYPE_CHECKING
 
-from app.config.settings import Settings
+from app.config.parsing import parse
 from app.kafka.clients import ClusterError
 from app.pipeline.budget import Budget
 from app.pipeline.control_topic import ControlTopic
@@ -15,68 +13,36 @@ from app.pipeline.runtime import Runtime
 from app.pipeline.service import Pipeline
 from app.pipeline.steering import GroupSteering, OwnSteering
 from tests.simulation.clock import monotonic, wall
-from tests.simulation.loop import PROCESS, Process, SimulatedLoop
-from tests.simulation.network import NETWORK, Network
+from tests.simulation.history import Actor
 from tests.simulation.steering import ASKED
 from tests.simulation.threads import SimulatedThreads
 
-__all__ = ["Worker"]
+if TYPE_CHECKING:
+    from tests.simulation.world import World
 
 _AGAIN_S = 1.0  # until a process that could not start is started again
 
 
-class Worker:
-    """See the module.
-
-    Args:
-        loop: of the history.
-        number: tells it from the others.
-        network: its way to the brokers.
-        settings: of its file.
-        chance: of the seed.
-        tell: called with what happens to it.
-        hangs: whether calls of the store may hang now.
-        member: the number of its id as a static member of the group.
-
-    Attributes:
-        pipeline: once it has started.
-        steering: of its pipeline, once that has been made.
-        ends: how often it has failed.
-        proven: whether its pipeline has run, so that it may not fail any more.
-        stopping: the task that stops it.
-        tolerates: whether its pipeline writes dead letters.
-    """
-
-    def __init__(
-        self,
-        loop: SimulatedLoop,
-        number: int,
-        network: Network,
-        settings: Settings,
-        chance: Random,
-        tell: Callable[[str], None],
-        hangs: Callable[[], bool],
-        member: int = 0,
-    ) -> None:
-        self._loop, self._settings, self._chance, self._tell = loop, settings, chance, tell
-        self.process, self.member = Process(f"worker {number}"), member
-        self.network = network
-        self.context = contextvars.Context()
-        self.context.run(PROCESS.set, self.process)
-        self.context.run(NETWORK.set, network)
-        self.budget = Budget(settings.in_flight_bytes)
-        self.pipeline: Pipeline | None = None
-        self.steering: GroupSteering | OwnSteering | None = None
-        self.ends = 0
-        self.proven = False
-        self.stopping: asyncio.Task[None] | None = None
-        self.tolerates = True
-        self.threads = SimulatedThreads(loop, chance, settings.store_threads, hangs)
+class Worker(Actor):
+    def __init__(self, world: World, former: Worker | None) -> None:
+        super().__init__(world, "worker")
+        self.member: int = self.number if former is None else former.member  # of the group, if that has static ones
+        self.tolerates = world.tolerates  # whether its pipeline writes dead letters
+        self._settings = world.settings
+        if world.scenario.static:
+            self._settings = parse(world.scenario.document(self.member, tolerant=self.tolerates))
+        self.budget = Budget(self._settings.in_flight_bytes)
+        self.pipeline: Pipeline | None = None  # once it has started
+        self.steering: GroupSteering | OwnSteering | None = None  # of its pipeline, once that has been made
+        self.ends = 0  # how often it has failed
+        self.proven = False  # whether its pipeline has run, so that it may not fail any more
+        self.stopping: asyncio.Task[None] | None = None  # the task that stops it
+        count = self._settings.store_threads
+        self.threads = SimulatedThreads(world.loop, self.chance, count, lambda: world.store.hangs)
 
     def begin(self) -> None:
-        """Starts it."""
-        self._tell(f"{self.process.name} starts")
-        self._beginning = self._loop.create_task(self._begin(), context=self.context)
+        self.tell("starts")
+        self._beginning = self.task(self._begin())
 
     async def _begin(self) -> None:
         settings = self._settings
@@ -103,7 +69,7 @@ class Worker:
             try:
                 await topic.read()
             except ClusterError as exc:
-                self._tell(f"{self.process.name} cannot start: {exc}")
+                self.tell(f"cannot start: {exc}")
                 await asyncio.sleep(_AGAIN_S)
             else:
                 return topic
@@ -115,34 +81,16 @@ class Worker:
         self.proven = stats.commits > 0 or stats.records_out > 0
         if "the store refuses" in (self.failed or ""):  # it may, if it has never worked
             self.proven = stats.offloaded_records + stats.inflated_records > 0
-        self._tell(f"{self.process.name} has failed: {pipeline.last_error}")
-
-    def kill(self) -> None:
-        """As `kill -9`: what the brokers and the store have got stays."""
-        self._tell(f"{self.process.name} is killed")
-        self.process.dead = True
-        self.network.kill()
-
-    def freeze(self, seconds: float) -> None:
-        """It stands still, and then goes on as if nothing had happened."""
-        self._tell(f"{self.process.name} stands still for {seconds} s")
-        self.process.freeze()
-        self._loop.call_later(seconds, self.thaw)
-
-    def thaw(self) -> None:
-        """It goes on."""
-        if self.process.frozen and not self.process.dead:
-            self._tell(f"{self.process.name} goes on")
-            self.process.thaw(self._loop)
+        self.tell(f"has failed: {pipeline.last_error}")
 
     def stop(self) -> None:
         """As SIGTERM: it drains and commits."""
         if self.pipeline is None:
             self.kill()
             return
-        self._tell(f"{self.process.name} is stopped")
-        self.stopping = self._loop.create_task(self._stop(self.pipeline), context=self.context)
-        self.stopping.add_done_callback(lambda _: self._tell(f"{self.process.name} has stopped"))
+        self.tell("is stopped")
+        self.stopping = self.task(self._stop(self.pipeline))
+        self.stopping.add_done_callback(lambda _: self.tell("has stopped"))
 
     async def _stop(self, pipeline: Pipeline) -> None:
         steering = [self.steering] if isinstance(self.steering, GroupSteering) else []

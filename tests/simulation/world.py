@@ -10,45 +10,26 @@ from typing import Any
 from app.config.parsing import parse
 from app.pipeline import pipeline_store
 from tests.simulation.cluster import Cluster
-from tests.simulation.cuts import Cuts
-from tests.simulation.defect import Defect
-from tests.simulation.delivered import Delivered
+from tests.simulation.delivered import Delivered, Losses
 from tests.simulation.faults import Weather
-from tests.simulation.history import History
+from tests.simulation.history import CALM_S, History
 from tests.simulation.loop import SimulatedLoop
-from tests.simulation.losses import Losses
-from tests.simulation.ownership import Ownership
-from tests.simulation.promises import Broken, Promises
+from tests.simulation.outcome import Cuts
+from tests.simulation.promises import Broken, Ownership, Promises
 from tests.simulation.scenario import cut, drawn
 from tests.simulation.source import Source
 from tests.simulation.steering import TOPIC, Steering
 from tests.simulation.store import SimulatedStore, StoreWorld
-from tests.simulation.storm import ACTS, Storm
-from tests.simulation.sweep import Sweep
+from tests.simulation.storm import ACTS, Defect, Storm, Sweep
 from tests.simulation.worker import Worker
-
-__all__ = ["Broken", "World"]
-
-_CALM_S = 300.0  # after this time without faults, all must be done
 
 
 class World(History):
-    """Runs the history of one seed.
-
-    Attributes:
-        tolerates: whether records that can never succeed become dead letters.
-    """
+    """Runs the history of one seed."""
 
     KIND = "worker"
 
-    def __init__(
-        self,
-        seed: int,
-        cuts: Cuts = Cuts(),  # noqa: B008  # frozen
-        *,
-        tallies: bool = False,
-        aloud: bool = False,
-    ) -> None:
+    def __init__(self, seed: int, cuts: Cuts, *, tallies: bool, aloud: bool) -> None:
         super().__init__(seed, cuts, tallies=tallies, aloud=aloud)
         chance = self.stream("scenario")
         self.scenario = drawn(chance, ACTS)
@@ -59,56 +40,30 @@ class World(History):
         self.weather = Weather(self.stream, self.scenario.rate, self.happens)
         self.store = StoreWorld(self.loop, self.stream("store"), self.tell, self.happens)
         self.cluster = Cluster(self.loop, self.stream("cluster"), self.scenario.release)
-        self.workers: list[Worker] = []
+        self.actors: list[Worker] = []
         self.source = Source(self, self.stream("source"))
         self.delivered = Delivered(self)
-        self.tolerates = self.scenario.tolerance == "all"
+        self.tolerates = self.scenario.tolerance == "all"  # whether records that can never succeed become dead letters
         self.losses = Losses(self)
         self.promises = Promises(self)
         self.sweep = Sweep(self)
         self._ownership = Ownership()
         self.defect = Defect()
-        self._storm = Storm(self, self.tell)
+        self._storm = Storm(self)
         self._restores: list[tuple[Callable[..., Any], Any]] = []
-
-    @property
-    def broken(self) -> str | None:
-        return self.promises.broken
-
-    def breaks(self, text: str) -> None:
-        """See `History.breaks`."""
-        if self.promises.broken is None:
-            self.promises.broken = text
 
     def _sends(self, worker: Worker, request: Any) -> None:
         wrong = self._ownership.sent(worker, request) or self.steering.sends(worker, request)
         if wrong is not None:
             self.breaks(wrong)
 
-    @property
-    def alive(self) -> list[Worker]:
-        """The workers that run."""
-        return [each for each in self.workers if each.alive]
-
-    def new_worker(self, former: Worker | None = None) -> None:
+    def new(self, former: Worker | None = None) -> None:
         """One more worker starts, with the id of a former one if members are static."""
-        number = self.number()
-        network = self.network(number)
-        member = number if former is None else former.member
-        settings = self.settings
-        if self.scenario.static:
-            settings = parse(self.scenario.document(member, tolerant=self.tolerates))
-        worker = Worker(self.loop, number, network, settings, network.chance, self.tell, self._hangs, member)
-        worker.tolerates = self.tolerates
-        network.sends = partial(self._sends, worker)
-        self.workers.append(worker)
+        worker = Worker(self, former)
+        worker.network.sends = partial(self._sends, worker)
         worker.begin()
 
-    def _hangs(self) -> bool:
-        return self.store.hangs
-
     def run(self) -> None:
-        """See `History.run`."""
         scenario = self.scenario
         self.cluster.create("raw", scenario.partitions)
         self.cluster.create("out", scenario.partitions, max_message_bytes="4000")
@@ -121,7 +76,7 @@ class World(History):
         try:
             super().run()
         finally:
-            for worker in self.workers:
+            for worker in self.actors:
                 worker.threads.give_up()
 
     def _open_store(self, config: Mapping[str, Any]) -> SimulatedStore:
@@ -133,32 +88,24 @@ class World(History):
         writing = self.loop.create_task(self.source.write())
         asking = self.loop.create_task(self.steering.storm())
         for _ in range(self.scenario.workers):
-            self.new_worker()
+            self.new()
         await self._storm.blow()
         await asking
         await writing
-        self._calm()
+        self.calm()
+        self.store.calm()
+        for end, args in self._restores:
+            end(*args)
+        if not self.alive:
+            self.new()
         await self.steering.settle()
         await self._until_done()
         for worker in self.alive:
             worker.stop()
-        stopping = [each.stopping for each in self.workers if each.stopping is not None and not each.process.dead]
+        stopping = [each.stopping for each in self.actors if each.stopping is not None and not each.process.dead]
         if stopping:
             await asyncio.wait(stopping)
         self.promises.check_end()
-
-    def _calm(self) -> None:
-        self.tell("calm")
-        self.weather.calm = True
-        self.store.calm()
-        for broker in self.cluster.brokers.values():
-            broker.up = True
-        for end, args in self._restores:
-            end(*args)
-        for worker in self.workers:
-            worker.thaw()
-        if not self.alive:
-            self.new_worker()
 
     def restore(self, after_s: float, end: Callable[..., Any], *args: Any) -> None:
         """Ends what an act has done, after this time, or when the storm is over."""
@@ -166,7 +113,7 @@ class World(History):
         self.loop.call_later(after_s, end, *args)
 
     async def _until_done(self) -> None:
-        until_s, wait_s = self.loop.time() + _CALM_S, 0.2
+        until_s, wait_s = self.loop.time() + CALM_S, 0.2
         while self.promises.left() or self.cluster.transactions.open:
             if not self.tolerates and any(self._poisoned(each) for each in self.alive):
                 await self._start_again()
@@ -179,9 +126,9 @@ class World(History):
                     raise Broken(f"{worker.process.name} has failed, which had worked: {worker.failed}")
                 if worker.failed is not None:  # it could not start in the storm
                     worker.kill()
-                    self.new_worker(worker)
+                    self.new(worker)
             if self.loop.time() > until_s:
-                raise Broken(f"not done after {_CALM_S:.0f} s of calm: {self.promises.left()}")
+                raise Broken(f"not done after {CALM_S:.0f} s of calm: {self.promises.left()}")
             await asyncio.sleep(wait_s)
             wait_s = min(wait_s * 1.3, 5.0)
 
@@ -195,12 +142,12 @@ class World(History):
         """Starts a worker where one has ended: in the calm it must come as far as it can before it ends, too."""
         for worker in self.alive:
             worker.stop()
-        self.new_worker()
+        self.new()
         (worker,) = self.alive
-        until_s = self.loop.time() + _CALM_S
+        until_s = self.loop.time() + CALM_S
         while worker.failed is None and self.promises.left():
             if self.loop.time() > until_s:
-                raise Broken(f"{worker.process.name} does not end in {_CALM_S:.0f} s, as another one has")
+                raise Broken(f"{worker.process.name} does not end in {CALM_S:.0f} s, as another one has")
             await asyncio.sleep(0.5)
         for lacking in (self.promises.damaged.lacking(worker), self.delivered.held_up(worker.failed or "")):
             if lacking is not None:
@@ -213,4 +160,4 @@ class World(History):
         self.settings = parse(self.scenario.document(tolerant=True))
         for worker in self.alive:
             worker.kill()
-            self.new_worker()
+            self.new()
