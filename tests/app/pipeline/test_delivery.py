@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.client import AIOKafkaClient
-from aiokafka.errors import CorruptRecordException, KafkaError, ProducerFenced
+from aiokafka.errors import CorruptRecordException, KafkaConnectionError, KafkaError, ProducerFenced
+from aiokafka.structs import OffsetAndMetadata
 
 from app.kafka.batches.bounds import Bounds
 from app.kafka.broker_health import BrokerHealth
@@ -20,6 +20,7 @@ from app.kafka.clients import ClusterError
 from app.kafka.producer import ProducerControls
 from app.kafka.source_batch import ReadRecord
 from app.kafka.writer import Writer
+from app.pipeline.committed_offsets import CommittedOffsets
 from app.pipeline.delivery import AtLeastOnce, ExactlyOnce
 from app.pipeline.lane import Lane, Skipped, Working
 from app.pipeline.pace import Pace
@@ -213,6 +214,9 @@ async def test_nothing_is_committed_behind_a_record_that_was_not_written(monkeyp
     """What waits for the next transaction is not in the lane any more: those behind a gap must not be committed."""
     commits: list[object] = []
 
+    async def flush() -> None:
+        commits.append("flushed")
+
     async def commit(offsets: object) -> None:
         commits.append(offsets)
 
@@ -220,7 +224,7 @@ async def test_nothing_is_committed_behind_a_record_that_was_not_written(monkeyp
         raise ValueError("a defect")
 
     async with made() as (transaction, lane):
-        monkeypatch.setattr(transaction.output.writer, "flush", partial(asyncio.sleep, 0))
+        monkeypatch.setattr(transaction.output.writer, "flush", flush)
         monkeypatch.setattr(transaction.output.writer, "commit", commit)
         transaction.append(lane, RECORD, 0, 1, 0)
         transaction.end()
@@ -230,7 +234,7 @@ async def test_nothing_is_committed_behind_a_record_that_was_not_written(monkeyp
         await transaction.finish()
         assert isinstance(transaction._parts.termination.error, DefectError)
         monkeypatch.undo()
-        assert (len(commits), transaction.idle) == (1, False)
+        assert (commits[0], len(commits), transaction.idle) == ("flushed", 2, False)
 
 
 @pytest.mark.parametrize(
@@ -271,3 +275,136 @@ async def test_offsets_in_transactions_carry_epochs(monkeypatch: pytest.MonkeyPa
         assert started == [True, True]
     finally:
         await delivery.stop()
+
+
+# --- the pace of transactions ----------------------------------------------------------------------------------------
+
+
+async def ended(pace: Pace, count: int, wait_s: float) -> list[tuple[int, float]]:
+    """Who of so many that ask at once has ended by then, and when."""
+    clock, found = asyncio.get_running_loop().time, list[tuple[int, float]]()
+
+    def ask(number: int) -> None:
+        def end() -> bool:
+            found.append((number, clock()))
+            return True
+
+        pace.ask(end)
+
+    for number in range(count):
+        ask(number)
+    await asyncio.sleep(wait_s)
+    return found
+
+
+@hurried
+async def test_one_after_the_other() -> None:
+    """After a rest some end at once, the others in the order in which they asked, with a time between."""
+    pace = Pace(per_second=100, at_once=2, under_way=1)
+    await asyncio.sleep(1)
+    found = await ended(pace, 6, 0.035)
+    assert [number for number, _ in found] == [0, 1, 2, 3, 4]
+    assert [at_s for _, at_s in found] == pytest.approx([1, 1, 1.01, 1.02, 1.03])
+
+
+@hurried
+async def test_who_does_not_end_takes_no_time() -> None:
+    """A lane that has more at hand by now lets the next one end in its place."""
+    pace, asked = Pace(per_second=0.001, at_once=1, under_way=1), list[int]()
+
+    def ask(number: int) -> None:
+        def end() -> bool:
+            asked.append(number)
+            return number == 3
+
+        pace.ask(end)
+
+    for number in range(5):
+        ask(number)
+    assert asked == [0, 1, 2, 3]
+
+
+@hurried
+async def test_where_ends_take_long_there_are_fewer() -> None:
+    """As many as are under way at a time on average, and no more."""
+    pace = Pace(per_second=1_000_000, at_once=1, under_way=2)
+    for _ in range(100):
+        pace.took(0.2)
+    (_, (_, second_s)) = await ended(pace, 2, 1)
+    assert second_s == pytest.approx(0.1, rel=0.05)
+
+
+# --- the offsets that are committed ----------------------------------------------------------------------------------
+
+
+class Look:
+    """The offsets of one lane, and the answers of a cluster."""
+
+    def __init__(self) -> None:
+        self.answers: list[asyncio.Future[int]] = []
+        parts = parts_of(partitions=[0])
+        (self.lane,), self.termination = parts.lanes, parts.termination
+        self.offsets = CommittedOffsets(parts, self._fetch)
+
+    async def _fetch(self, lanes: Sequence[Lane]) -> Mapping[TopicPartition, OffsetAndMetadata]:
+        self.answers.append(asyncio.get_running_loop().create_future())
+        offset = await self.answers[-1]
+        return {lane.partition: OffsetAndMetadata(offset, "") for lane in lanes}
+
+    async def asked(self, times: int) -> None:
+        """Waits until the cluster has been asked so often."""
+        async with asyncio.timeout(10):
+            while len(self.answers) < times:  # noqa: ASYNC110  # nobody tells
+                await asyncio.sleep(0)
+
+
+async def test_offsets_are_waited_for() -> None:
+    """Nothing is read before they are known; a rebalance lets it wait again."""
+    bench = Look()
+    offsets = bench.offsets
+    for times, offset in ((1, 7), (2, 9)):
+        offsets.look_up()
+        await bench.asked(times)
+        assert not offsets.known
+        bench.answers[-1].set_result(offset)
+        await offsets.known_within(10)
+        assert (offsets.known, bench.lane.committed) == (True, offset)
+        offsets.forget()
+    assert not offsets.known
+
+
+@pytest.mark.parametrize("defect", [False, True])
+async def test_offsets_that_cannot_be_taken_end_the_flow(*, defect: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the group; a defect is as loud, as the flow would wait for ever."""
+    bench = Look()
+
+    def refuse(*_: object) -> None:
+        raise IndexError("a note that nobody has thought of")
+
+    bench.offsets.look_up()
+    await bench.asked(1)
+    if defect:
+        monkeypatch.setattr(Lane, "resume", refuse)
+        bench.answers[-1].set_result(7)
+    else:
+        bench.answers[-1].set_exception(KafkaConnectionError("gone"))
+    assert bench.offsets._looking_up is not None
+    await asyncio.wait([bench.offsets._looking_up], timeout=10)
+    error = bench.termination.error
+    assert isinstance(error, DefectError) if defect else "reading offsets of group" in str(error)
+    assert not bench.offsets.known
+
+
+async def test_look_up_that_a_rebalance_overtakes() -> None:
+    """Its answer is not taken for that of the next one, which begins when it has ended."""
+    bench = Look()
+    bench.offsets.look_up()
+    await bench.asked(1)
+    bench.offsets.forget()
+    bench.offsets.look_up()
+    await bench.asked(2)
+    assert bench.answers[0].cancelled()
+    assert (bench.lane.committed, bench.offsets.known) == (None, False)
+    bench.answers[1].set_result(3)
+    await bench.offsets.known_within(10)
+    assert bench.lane.committed == 3

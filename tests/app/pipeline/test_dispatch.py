@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -41,17 +42,21 @@ PARTITION = TopicPartition("raw", 3)
 
 
 class Output:
-    """Writes nothing, and remembers it."""
+    """Writes nothing, and remembers it; `on_write` is called with each item."""
 
     def __init__(self) -> None:
         self.values: list[bytes | None] = []
         self.held: list[bool] = []
-        self.sent = 0
         self.begun = asyncio.Event()
+        self.on_write: Callable[[Item], object] = lambda _: None
+        self.flush: Callable[[], None] = lambda: None
 
     def write(self, lane: Lane, item: Item) -> None:
         """Takes an item."""
-        assert isinstance(item, Working)
+        self.on_write(item)
+        if not isinstance(item, Working):
+            lane.tracked(item.source.offset).released = item.source.offset + 1
+            return
         assert item.result is not None
         self.begun.set()
         self.values += [record.value for record in item.result]
@@ -62,10 +67,6 @@ class Output:
     def output_of(self, lane: Lane) -> Output:
         """That of all lanes."""
         return self
-
-    def flush(self) -> None:
-        """Sends what was written."""
-        self.sent = len(self.values)
 
 
 class Bench:
@@ -91,41 +92,49 @@ class Bench:
             chain, runtime, settings_of(["inflate"]), stats=self.stats, troubles=Troubles("p"), unstalled=lambda: None
         )
 
+    def give_up(self, count: int) -> None:
+        """Gives up a message of so many chunks that will not be whole."""
+        chunks = tuple(Read(offset, value=b"%d" % offset) for offset in range(count))
+        self.dispatcher.give_up(Discarded("expired", "u", chunks, "late"))
 
-def event(count: int) -> Discarded:
-    """A message of so many chunks that will not be whole."""
-    return Discarded("expired", "u", tuple(Read(offset, value=b"%d" % offset) for offset in range(count)), "late")
+    @property
+    def offsets(self) -> list[int]:
+        """Of the items that are left in the lane."""
+        return [item.source.offset for item in self.lane.items]
+
+
+def done(offset: int, value: bytes = b"v", **more: Any) -> Working:
+    """A record whose result may leave."""
+    return Working(Read(offset), result=(Record(b"k", value, (), 0),), **more)
 
 
 async def test_letters_of_very_many_chunks_leave_others_their_turn() -> None:
     """The loop goes on between parts of them; all are written in order, and the commit waits for the last."""
-    few, count = Bench(), 30_000
-    few.dispatcher.give_up(event(3))
-    assert (few.output.values, [*few.lane.items]) == ([b"0", b"1", b"2"], []), "what takes no time takes no turn"
-    bench = Bench()
-    bench.dispatcher.give_up(event(count))
+    few, bench, count = Bench(), Bench(), 30_000
+    few.give_up(3)
+    assert (few.output.values, few.offsets) == ([b"0", b"1", b"2"], []), "what takes no time takes no turn"
+    bench.give_up(count)
     assert bench.output.values == [], "it has only begun"
     turns = 0
     while bench.lane.items:
         await asyncio.sleep(0)
         turns += 1
-    assert bench.termination.error is None
     assert bench.output.values == [b"%d" % offset for offset in range(count)]
     parts = len(bench.output.held)
     assert turns >= parts - 1 >= 100
     assert bench.output.held == [True] * (parts - 1) + [False], "held back until the last is durable"
-    assert bench.stats.dead_letters == count
+    assert (bench.stats.dead_letters, bench.termination.error) == (count, None)
 
 
-async def test_letters_that_cannot_be_sent_end_the_flow(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_letters_that_cannot_be_sent_end_the_flow() -> None:
     """They are written in a task of their own, whose error nobody else would see."""
     bench = Bench()
 
     def refuse() -> None:
         raise IndexError("a defect")
 
-    monkeypatch.setattr(bench.output, "flush", refuse)
-    bench.dispatcher.give_up(event(30_000))
+    bench.output.flush = refuse
+    bench.give_up(30_000)
     async with asyncio.timeout(20):
         while bench.termination.error is None:  # noqa: ASYNC110  # nobody tells
             await asyncio.sleep(0)
@@ -135,46 +144,41 @@ async def test_letters_that_cannot_be_sent_end_the_flow(monkeypatch: pytest.Monk
 async def test_letters_of_chunks_that_do_not_fit_are_chunks() -> None:
     """Each goes in as many records as it needs, and counts as one."""
     bench = Bench(500)
-    bench.dispatcher.give_up(event(3))
+    bench.give_up(3)
     await asyncio.gather(*bench.lane._tasks)
-    assert bench.termination.error is None
     assert len(bench.output.values) > 3
-    assert bench.stats.dead_letters == 3
+    assert (bench.stats.dead_letters, bench.termination.error) == (3, None)
 
 
 async def test_letters_that_are_given_up_with_their_lane() -> None:
     """A partition that is lost in the middle takes its letters with it: its next owner reads the chunks again."""
     bench = Bench()
-    lane = bench.lane
-    bench.dispatcher.give_up(event(5_000))
+    bench.give_up(5_000)
     await bench.output.begun.wait()
     bench.parts.lanes.discard([PARTITION])
-    await asyncio.gather(*lane._tasks, return_exceptions=True)
+    await asyncio.gather(*bench.lane._tasks, return_exceptions=True)
     written = len(bench.output.values)
-    bench.dispatcher.release(lane)
+    bench.dispatcher.release(bench.lane)
     assert len(bench.output.values) == written < 5_000
 
 
 @pytest.mark.parametrize("written", [0, 1])
 async def test_what_is_not_written_is_not_committed(written: int) -> None:
     """If a write raises, nothing from its record on is safe, though a part of it or a record behind it is durable."""
-    bench = Bench()
-    lane, output = bench.lane, bench.output
-    tracker = lane.tracked(41)
-    spans = []
+    bench, spans = Bench(), []
+    tracker = bench.lane.tracked(41)
 
-    def write(lane: Lane, item: Item) -> None:
+    def write(item: Item) -> None:
         if written:
             spans.append(tracker.span(item.source.offset))
             tracker.released = item.source.offset + 1
         raise MemoryError
 
-    output.write = write  # type: ignore[method-assign]
-    lane.items += [Working(Read(offset), result=(Record(b"k", b"v", (), 0),)) for offset in (41, 42)]
-    bench.dispatcher.release(lane)
+    bench.output.on_write = write
+    bench.lane.items += [done(41), done(42)]
+    bench.dispatcher.release(bench.lane)
     assert isinstance(bench.termination.error, RecordError)
-    # Nothing of the lane passes it, in the same turn neither: what is left waits behind it.
-    assert [item.source.offset for item in lane.items] == [41, 42]
+    assert bench.offsets == [41, 42], "nothing of the lane passes it, in the same turn neither"
     spans.append(tracker.span(43))
     tracker.released = 44
     for span in spans:
@@ -191,13 +195,12 @@ async def test_a_record_that_ends_the_flow_waits_for_those_before_it(
     A defect of a stage, or of a store, waits as well, and has one traceback.
     """
     bench = Bench(None)
-    lane = bench.lane
-    lane.items.append(Working(Read(40)))  # the store takes its time for it
+    bench.lane.items.append(Working(Read(40)))  # the store takes its time for it
     for offset in (41, 42):
-        bench.dispatcher.fail(lane, Read(offset), error, 0)
+        bench.dispatcher.fail(bench.lane, Read(offset), error, 0)
     assert (bench.termination.error, bench.stats.failed) == (None, {})
-    lane.items[0] = Working(Read(40), result=(Record(b"k", b"v", (), 0),))
-    bench.dispatcher.release(lane)
+    bench.lane.items[0] = done(40)
+    bench.dispatcher.release(bench.lane)
     assert bench.output.values == [b"v"]
     assert isinstance(bench.termination.error, RecordError)
     assert bench.termination.error.offset == 41
@@ -209,11 +212,6 @@ async def test_a_message_that_ends_the_flow_is_not_noted_as_delivered() -> None:
     """The next start would take its chunks for those of a message that has its letters, and pass it in silence."""
     assembler = assembling()
     bench = Bench(None, assembler)
-
-    def write(lane: Lane, item: Item) -> None:
-        lane.tracked(item.source.offset).released = item.source.offset + 1
-
-    bench.output.write = write  # type: ignore[method-assign]
     admission = Admission(bench.parts, cast(Any, None), assembler, cast(Any, bench.output), bench.dispatcher)
     first, *_, last = Chunking(1_000).split(Record(b"k", b"x" * 2_500, (), 5), "u")
     chunks = [
@@ -234,31 +232,31 @@ async def test_a_message_that_ends_the_flow_is_not_noted_as_delivered() -> None:
 
 async def test_what_precedes_a_payload_that_has_aged_is_written() -> None:
     """It may be why the payload has waited: it would be tried for as long again after each restart, for ever."""
-    bench = Bench()
-    for offset in (41, 42, 43):
-        stored_s = SHARED.monotonic() - LONGEST_HOLD_S - 1 if offset == 42 else None
-        bench.lane.items.append(Working(Read(offset), result=(Record(b"k", b"%d" % offset, (), 0),), stored_s=stored_s))
+    bench, now_s = Bench(), SHARED.monotonic()
+    young, old = now_s - LONGEST_HOLD_S + 60, now_s - LONGEST_HOLD_S - 1
+    bench.lane.items += [done(41, b"41", stored_s=young), done(42, stored_s=old), done(43)]
+    sent: list[int] = []
+    bench.output.flush = lambda: sent.append(len(bench.output.values))
     bench.dispatcher.release(bench.lane)
-    assert bench.output.values == [b"41"]
+    assert (bench.output.values, sent, bench.offsets) == ([b"41"], [1], [42, 43])
     assert isinstance(bench.termination.error, PayloadAgedError)
-    assert [item.source.offset for item in bench.lane.items] == [42, 43]
 
 
 async def test_the_hold_of_letters_that_are_not_written_stays() -> None:
     """The chunks of a discarded message are read again if their letters cannot be written."""
     bench = Bench()
-    lane, output = bench.lane, bench.output
-    lane.tracked(0).released = 10
+    tracker = bench.lane.tracked(0)
+    tracker.released = 10
 
-    def write(lane: Lane, item: Item) -> None:
+    def write(item: Item) -> None:
         assert isinstance(item, Letter)
         item.written = 9
         raise MemoryError
 
-    output.write = write  # type: ignore[method-assign]
-    bench.dispatcher.give_up(event(3))
+    bench.output.on_write = write
+    bench.give_up(3)
     assert bench.termination.error is not None
-    assert lane.tracked(0).safe() <= 9, "the hold has not ended"
+    assert tracker.safe() <= 9, "the hold has not ended"
 
 
 async def test_a_reference_that_is_refused_waits_for_no_store() -> None:
@@ -273,10 +271,10 @@ async def test_a_reference_that_is_refused_waits_for_no_store() -> None:
                 chain.begin(record)
             bench.dispatcher.fail(bench.lane, record, refused.value, held_bytes(record))
             assert not hanging.done()
-            written = [*bench.output.values]
+            assert bench.output.values == [b"file:///etc/passwd"]
         finally:
             release.set()
-    assert (written, bench.stats.failed) == ([b"file:///etc/passwd"], {"reference-refused": 1})
+    assert bench.stats.failed == {"reference-refused": 1}
 
 
 class Short(MemoryStore):
@@ -287,36 +285,29 @@ class Short(MemoryStore):
         return replace(super().stat(full_path), size=600)
 
 
-def measured(store: MemoryStore) -> tuple[Chain, Read, Work]:
-    """A reference without a size, to a payload that the store has measured with 600 bytes, and which has 700 now."""
+async def restored(bench: Bench, store: MemoryStore) -> int:
+    """Restores a payload of 700 bytes that the store has measured with 600; what was held for it before."""
     store.configure({"memory.name": type(store).__name__})
     chain = chain_of(["inflate"], store)
     record = Read(value=store.put("orders", "1", bytes(600)).encode(), headers=(("large-message", b"true"),))
-    work = chain.go_on(begun(chain, record))
+    work: Work = chain.go_on(begun(chain, record))
     store.put("orders", "1", bytes(700))
-    return chain, record, work
-
-
-async def test_a_payload_that_has_become_longer_is_measured_again() -> None:
-    """It is delivered, and holds what it is large by then."""
-    bench, (chain, record, work) = Bench(), measured(MemoryStore())
     held = held_bytes(record) + work.reserve_bytes
     with running_on(1) as runtime:
         bench.begin(chain, runtime)
         bench.dispatcher.enter(bench.lane, record, work, held)
-        await asyncio.gather(*bench.lane._tasks)
+        await asyncio.wait_for(asyncio.gather(*bench.lane._tasks), 10)
+    return held
+
+
+async def test_a_payload_that_has_become_longer_is_measured_again() -> None:
+    """It is delivered, and holds what it is large by then; a store that measures wrongly is not asked without end."""
+    bench, wrong = Bench(), Bench()
+    held = await restored(bench, MemoryStore())
     assert (bench.output.values, bench.stats.failed, bench.termination.error) == ([bytes(700)], {}, None)
     assert (bench.share.budget.peak, bench.share.work) == (held + 100, 0)
-
-
-async def test_a_payload_that_a_store_measures_wrongly_is_not_asked_for_without_end() -> None:
-    """It fails, as any that is longer than it may be."""
-    bench, (chain, record, work) = Bench(), measured(Short())
-    with running_on(1) as runtime:
-        bench.begin(chain, runtime)
-        bench.dispatcher.enter(bench.lane, record, work, held_bytes(record) + work.reserve_bytes)
-        await asyncio.wait_for(asyncio.gather(*bench.lane._tasks), 10)
-    assert bench.stats.failed == {"payload-too-large": 1}
+    await restored(wrong, Short())
+    assert wrong.stats.failed == {"payload-too-large": 1}
 
 
 async def test_a_size_that_nobody_waits_for_any_more() -> None:
@@ -329,9 +320,11 @@ async def test_a_size_that_nobody_waits_for_any_more() -> None:
 
     bench = Bench()
     bench.dispatcher._retries = cast(Any, SimpleNamespace(apply=measure))
+    freed = bench.share.budget.next_freed
     assert bench.dispatcher.measured(bench.lane, Read(0), cast(Any, None)) is None
     while bench.lane._tasks:  # noqa: ASYNC110  # nothing tells
         await asyncio.sleep(0)
+    assert freed.is_set(), "who waits for room is woken, and asks again"
     bench.lane.measuring = None
     gc.collect()
     assert not unseen

@@ -10,6 +10,7 @@ from aiokafka import TopicPartition
 from app.pipeline.budget import Budget, Share
 from app.pipeline.lane import Lane, Skipped, Working, held_bytes
 from app.pipeline.lanes import Lanes
+from app.pipeline.offset_tracker import OffsetTracker
 from tests.app.pipeline.lanes import lane_of
 from tests.app.pipeline.test_termination import Read
 from transforms.record import Record
@@ -201,3 +202,59 @@ def test_lanes_may_change_while_they_are_gone_through() -> None:
         seen.append(lane.partition)
         lanes.discard([FIRST, SECOND])
     assert (seen, stalled) == ([FIRST, SECOND], [False, True])
+
+
+# --- what may be committed -------------------------------------------------------------------------------------------
+
+
+def test_tracker_begins_where_it_was_told() -> None:
+    """Before the first record nothing but the start may be committed."""
+    tracker = OffsetTracker(42)
+    assert (tracker.safe(), tracker.released, tracker.committed, tracker.in_flight) == (42, 42, 42, False)
+
+
+def test_safe_is_the_first_record_of_the_oldest_open_batch() -> None:
+    """Batches that are durable count only when all before them are."""
+    tracker = OffsetTracker(10)
+    older, newer = tracker.span(10), tracker.span(13)
+    tracker.released = 20
+    newer.durable = True
+    assert (tracker.safe(), tracker.in_flight) == (10, True)
+    older.durable = True
+    assert (tracker.safe(), tracker.in_flight) == (20, False)
+
+
+def test_record_that_is_dropped_needs_no_batch() -> None:
+    """A rule that drops a record moves the safe offset, unless an older record is still on its way."""
+    tracker = OffsetTracker(0)
+    tracker.released = 1
+    assert tracker.safe() == 1
+    span = tracker.span(1)
+    tracker.released = 5
+    assert tracker.safe() == 1
+    span.durable = True
+    assert tracker.safe() == 5
+
+
+def test_tracker_holds_batches_not_records() -> None:
+    """What is kept grows with the batches in flight, not with their records, and shrinks when they are durable."""
+    tracker = OffsetTracker(0)
+    spans = [tracker.span(first) for first in range(0, 1_000_000, 10_000)]
+    assert len(tracker._open) == 100
+    for span in spans:
+        span.durable = True
+    tracker.released = 1_000_000
+    assert (tracker.safe(), len(tracker._open)) == (1_000_000, 0)
+
+
+def test_batch_that_is_split_keeps_the_order_of_spans() -> None:
+    """Its later records may be behind those of a batch to another partition, which are not durable."""
+    tracker = OffsetTracker(0)
+    early, between = tracker.span(0), tracker.span(5)
+    late = tracker.span_behind(early, 8)
+    tracker.released = 10
+    found = [tracker.safe()]
+    for span in (early, between, late):
+        span.durable = True
+        found.append(tracker.safe())
+    assert found == [0, 5, 8, 10]

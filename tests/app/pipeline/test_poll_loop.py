@@ -32,7 +32,8 @@ class Bench:
         self.added: list[SourceBatch] = []
         self.unread: list[Any] = []
         self.read: list[bool] = []
-        self.dues = 0
+        self.paused: list[bool] = []
+        self.dues = self.commits = 0
         self.position: int | None = 9
         self.polled = asyncio.Event()
         self.error: Exception | None = None
@@ -43,17 +44,24 @@ class Bench:
             position=lambda _: self.position,
             rebalancing=False,
             keep_membership=lambda: asyncio.sleep(0),
+            pause=lambda *_: self.paused.append(True),
+            resume=lambda _: self.paused.append(False),
         )
         keys: dict[str, Any] = {"offset.flush.interval.ms": look_ms}
         self.parts = parts_of(self.consumer, partitions=[0], limit=100, **keys)
         (self.lane,) = self.parts.lanes
         cast(Any, self.parts.offset_reset).find = self._find
         admission = SimpleNamespace(in_turn=False, admit=self._admit, expire=self._expire)
-        delivery = SimpleNamespace(offsets=self.offsets, flush=lambda: None, due=self._due)
+        delivery = SimpleNamespace(
+            offsets=self.offsets, flush=lambda: None, due=self._due, press=lambda: None, commit=self._commit
+        )
         self.loop = PollLoop(self.parts, cast(Any, admission), cast(Any, delivery), clock=monotonic)
 
     def _due(self) -> None:
         self.dues += 1
+
+    async def _commit(self) -> None:
+        self.commits += 1
 
     async def _find(self, error: Exception) -> None:
         self.found.append(error)
@@ -93,6 +101,14 @@ async def test_nothing_is_read_again_during_a_pause(monkeypatch: pytest.MonkeyPa
     for bench.loop.pause_asked in (True, False):
         await bench.turn()
     assert bounded == [False]
+
+
+async def test_a_pause_that_is_asked_for_commits_and_ends() -> None:
+    """Nothing is read meanwhile, what was done is committed, and then the partition is read again."""
+    bench = Bench()
+    for bench.loop.pause_asked in (True, False):
+        await bench.turn()
+    assert (bench.paused, bench.commits, bench.added) == ([True, False], 1, [BATCH])
 
 
 @pytest.mark.parametrize("overtaken", [False, True])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from aiokafka.errors import KafkaTimeoutError
 
-from app.pipeline.background import TaskEndedError
+from app.pipeline.background import TaskEndedError, begin, end
 from app.pipeline.termination import DefectError, RecordError, Termination
 from transforms.errors import WideloadError
 from transforms.record import Header
@@ -97,3 +100,102 @@ async def test_task_with_a_defect_is_logged(caplog: pytest.LogCaptureFixture) ->
     await asyncio.wait([termination.begin(work())])
     assert isinstance(termination.error, DefectError)
     assert "KeyError: 'defect'" in caplog.text
+
+
+# --- tasks in the background -----------------------------------------------------------------------------------------
+
+# Each place where a task is begun by other means: somebody awaits it, or it is given to the caller of a client.
+AWAITED = {
+    "app/application.py": "the end of the worker itself, by Faust's `crash`",
+    "app/chunks/prefetch.py": "`getmany` and `getone` deliver the result of each download",
+    "app/chunks/producer.py": "the caller of `send` awaits it",
+    "app/chunks/range_reader.py": "`getmany` and `getone` read its result",
+    "app/commands/packer.py": "each message is awaited in its turn",
+    "app/deadletters/replay.py": "`_flush` awaits it",
+    "app/kafka/batches/outbox.py": "`_send_all` gives each error to the records, and ends all sending",
+    "app/kafka/configured_batches.py": "each `send` awaits it",
+    "app/kafka/membership.py": "aiokafka awaits its commits, `_leave` reads each result, a join awaits its search",
+    "app/kafka/gate.py": "the start of the client awaits it",
+    "app/kafka/transactions.py": "the request that aiokafka sends later awaits it",
+    "app/kafka/writer.py": "`commit` awaits it",
+    "app/pipeline/background.py": "the way to begin all others",
+    "app/pipeline/dispatch.py": "`measure`: the admission reads its result",
+    "app/pipeline/delivery.py": "`assign` and `stop` await them",
+    "app/pipeline/steering.py": "`_follow` goes on whatever happens, and says so; `_ask` awaits the writes",
+    "app/pipeline/termination.py": "`unless_ended` awaits it",
+    "app/serializers/faust.py": "the caller of `send` awaits it",
+}
+
+
+class UnforeseenError(Exception):
+    """What nobody has thought of."""
+
+
+async def returns() -> None:
+    await asyncio.sleep(0)
+
+
+async def raises() -> None:
+    raise UnforeseenError("a defect")
+
+
+async def is_cancelled() -> None:
+    """By what it waits for, as by a library that cancels its futures."""
+    future = asyncio.get_running_loop().create_future()
+    future.cancel()
+    await future
+
+
+@pytest.mark.parametrize(
+    ("work", "lasting", "told"),
+    [
+        (returns, False, None),
+        (returns, True, "TaskEndedError: returns has ended, which goes on until it is stopped"),
+        (raises, False, "UnforeseenError: a defect"),
+        (raises, True, "UnforeseenError: a defect"),
+        (is_cancelled, False, "TaskEndedError: is_cancelled has ended, which goes on until it is stopped"),
+    ],
+)
+async def test_an_end_that_nobody_asked_for_is_told(
+    *, work: Callable[[], Coroutine[None, None, None]], lasting: bool, told: str | None
+) -> None:
+    """An error always; a return if the task goes on by what it is."""
+    errors: list[BaseException] = []
+    task = begin(work(), errors.append, lasting=lasting)
+    await asyncio.wait([task])
+    assert [f"{type(each).__name__}: {each}" for each in errors] == ([] if told is None else [told])
+
+
+async def test_a_task_that_is_cancelled_has_not_failed(caplog: pytest.LogCaptureFixture) -> None:
+    """Nor if it raises something on its way out; a defect is logged, as nobody else sees it."""
+
+    async def fails_to_end(error: Exception) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise error
+
+    errors: list[BaseException] = []
+    works = fails_to_end(UnforeseenError()), fails_to_end(OSError()), returns(), asyncio.sleep(3_600)
+    tasks = [begin(work, errors.append, lasting=True) for work in works]
+    await asyncio.sleep(0)
+    tasks[2].cancel()  # or it returns
+    await asyncio.gather(*map(end, [*tasks, None]))
+    assert (errors, [task.done() for task in tasks]) == ([], [True] * 4)
+    (logged,) = caplog.records
+    assert logged.getMessage().endswith("fails_to_end was to end: unexpected error")
+    assert logged.exc_info is not None
+    assert logged.exc_info[0] is UnforeseenError
+
+
+def test_tasks_are_begun_so_or_awaited() -> None:
+    """A task that is begun otherwise ends in silence, unless somebody awaits it: the table says who."""
+    root = Path(__file__).parents[3]
+    begins = {"create_task", "ensure_future"}
+    found = {
+        str(path.relative_to(root))
+        for path in (root / "app").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in begins
+    }
+    assert found == AWAITED.keys()
