@@ -73,7 +73,7 @@ class LocalEngine:
     ) -> Table:
         """See `Engine`."""
         read = [zip(repeat(number), self._rows(frame)) for number, frame in enumerate(frames)]
-        merged = heapq.merge(*read, key=lambda each: (each[1][0] is not None, each[1][0] or "", each[0]))
+        merged = heapq.merge(*read, key=lambda each: (each[1][0] is not None, each[1][0] or ""))
         return self._made(groupby(merged, lambda each: each[1][0]), _TOGETHER, work, columns)
 
     def gathered(self, frame: Table, work: Callable[[Iterator[Row]], Result]) -> list[Result]:

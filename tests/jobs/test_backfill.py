@@ -352,13 +352,14 @@ def test_dry_run(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixt
     source, sink = make_topic(2), make_topic(2)
     place.send(source, [*of_all_kinds(1), *chunks_of(Record(b"c", large(5)), "c")], 0)
     bakdata = FORMATS["bakdata-headers"].write_reference(Record(b"k", None), Reference("s3://b/t/values/id"))
-    place.send(source, [place.referring(source, Record(b"k", large(1))), bakdata], 1)
+    edge = Record(b"edge", bytes(THRESHOLD))
+    place.send(source, [*(place.referring(source, each) for each in (Record(b"k", large(1)), edge)), bakdata], 1)
     capsys.readouterr()
     assert place.run(source, sink, "references", "--dry-run", "--max-range-records", "3") == 0
     summary = summary_of(capsys)
     counts = {form: found["records"] for form, found in summary["read"].items()}  # type: ignore[attr-defined]
-    assert counts == {"plain": 7, "reference": 1, "bakdata": 1, "chunk": 5, "tombstone": 2}
-    assert (summary["status"], summary["written"], summary["payloads"], summary["unsized"]) == ("dry-run", 11, 7, 1)
+    assert counts == {"plain": 7, "reference": 2, "bakdata": 1, "chunk": 5, "tombstone": 2}
+    assert (summary["status"], summary["written"], summary["payloads"], summary["unsized"]) == ("dry-run", 12, 7, 1)
     assert summary["payload_bytes"] == 5 * 5_000 + THRESHOLD + 1
     assert end_offsets(place.broker, sink) == {0: 0, 1: 0}
     assert not (place.folder / f"checkpoint-{sink}").exists()

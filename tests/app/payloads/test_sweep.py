@@ -32,7 +32,7 @@ from tests.integration.topics import send
 from tests.integration.worker_process import until
 from tests.s3_server import S3Server
 from tests.vectors.bakdata import bakdata_cases
-from transforms.errors import ConfigurationError
+from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadStoreError
 from transforms.formats import FORMATS
 from transforms.found_references import ReferenceFinder
 from transforms.letter import MARK
@@ -344,6 +344,28 @@ def test_sweep_refuses_records_that_go_while_it_reads(
     assert place.there() == {live, orphan}
 
 
+class PlainStore:
+    """A store of somebody else's, which removes whatever it is told."""
+
+    def stat(self, full_path: str) -> PayloadInfo:
+        if full_path == "gone":
+            raise PayloadNotFoundError(full_path)
+        return PayloadInfo(full_path, 1, datetime.fromtimestamp(7 if full_path == "changed" else 5, UTC))
+
+    def delete(self, full_path: str) -> None:
+        if full_path == "stuck":
+            raise PayloadStoreError("it stays", retriable=False)
+
+
+def test_removal_one_by_one() -> None:
+    """Without a store's own comparison the age of each payload is looked at right before it goes."""
+    then = datetime.fromtimestamp(5, UTC)
+    payloads = [PayloadInfo(name, 1, then) for name in ("there", "changed", "gone", "stuck")]
+    store: Any = PlainStore()
+    found = [(each.outcome, each.error) for each in inventory._one_by_one(store, payloads)]
+    assert found == [("deleted", None), ("changed", None), ("gone", None), ("failed", "it stays")]
+
+
 # --- refusals
 
 ELSEWHERE = "file:///elsewhere/"
@@ -360,7 +382,8 @@ NONSENSE: dict[str, tuple[Callable[[str], Record], str]] = {
 def surveyed(root: str, record: Record, topic: str = "orders", *quarantined: str, **changes: Any) -> str:
     """What is said of a record at offset 1 of the topic `orders` or `others`, or of the carrier `dead`."""
     found = [Found(each.path, topic, 0, 1, 1, error=each.error) for each in ReferenceFinder(root=root).find(record)]
-    settings = Place("b:1", {}).settings("orders", "others", carriers=("dead",), quarantined=quarantined, **changes)
+    topics = changes.pop("topics", ("orders", "others"))
+    settings = Place("b:1", {}).settings(*topics, carriers=("dead",), quarantined=quarantined, **changes)
     survey = _survey(frozenset(quarantined), (root, *settings.other_roots), found)
     return "; ".join(_unreadable(survey, settings, root))
 
@@ -378,6 +401,7 @@ def test_sweep_refuses_what_it_cannot_read(name: str) -> None:
     assert "the first in topic orders partition 0 offset 1" in said
     assert ("--quarantine orders leaves" in said) == (name not in ("other-root", "letter"))
     assert "--quarantine" not in surveyed("file:///p/", record, "dead")
+    assert "--quarantine" not in surveyed("file:///p/", record, topics=("orders",)), "nothing would be left to sweep"
     hidden = surveyed("file:///p/", record, "dead", "dead")
     assert ("its record in partition 0 at offset 1 may hold a sound reference" in hidden) == (name == "letter")
     ignored = surveyed("file:///p/", record, other_roots=(ELSEWHERE,))
