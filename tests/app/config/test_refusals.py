@@ -20,16 +20,12 @@ bootstrap.servers = ['a:1']
 → bootstrap.servers: found ['a:1'], allowed is a value of type string
 web.prot = 1
 → web.prot: is not a key that is known here; did you mean web.port?
-zzz = 1
-→ zzz: is not a key that is known here
 web.port = '80'
 → web.port: found '80', allowed is a value of type int
 web.port = true
 → web.port: found true, allowed is a value of type int
 web.port = 0
 → web.port: found 0, allowed is 1 to 65,535
-web.port = 65536
-→ web.port: found 65536, allowed is 1 to 65,535
 in.flight.bytes = 0
 → in.flight.bytes: found 0, allowed is 1 or more
 security.protocol = 'TLS'
@@ -61,8 +57,6 @@ ssl.ca.location = '/no/such.pem'
 → ssl.ca.location: there is no file '/no/such.pem'
 ssl.key.location = 'key.pem'
 → ssl.key.location: goes with ssl.certificate.location: give both or neither
-consumer.max.pol.records = 1
-→ consumer.max.pol.records: is not a key that is known here; did you mean consumer.max.poll.records?
 producer.buffer.memory = 1
 → producer.buffer.memory: is not a key that is known here
 producer.lingr.ms = 1
@@ -73,8 +67,6 @@ output.topic = 'a'
 → output.topic: belongs to a pipeline: it goes below the line [pipeline.NAME]
 group.id = 'a'
 → group.id: belongs to a pipeline: it goes below the line [pipeline.NAME]
-errors.tolerence = 'all'
-→ errors.tolerence: is not a key that is known here; did you mean errors.tolerance?
 errors.tolerance = 'some'
 → errors.tolerance: found 'some', allowed is one of: none, all
 s3.bukket = 'b'
@@ -92,9 +84,6 @@ topics = ['a']
 web.port = 2
 → web.port: is given twice: with quotes and without
 pipeline = 3
-→ pipeline: found a value, allowed are tables: [pipeline.NAME]
-[[pipeline]]
-topics = ['a']
 → pipeline: found a value, allowed are tables: [pipeline.NAME]
 pipeline.topics = ['a']
 → pipeline: found a value, allowed are tables: [pipeline.NAME]
@@ -186,8 +175,6 @@ producer.delivery.timeout.ms = 40999
 producer.linger.ms = 1000
 → producer.delivery.timeout.ms: found 40,999, allowed is at least producer.linger.ms and producer.request.timeout.ms
   together, which are 41,000
-consumer.fetch.max.bytes = 2147483648
-→ consumer.fetch.max.bytes: found 2147483648, allowed is 1 to 2,147,483,647
 producer.acks = "1"
 → producer.acks: found '1', allowed is one of: all, -1
 large.message.compression.type = "brotli"
@@ -202,10 +189,6 @@ processing.guarantee = "exactly_once"
 transaction.boundary.interval.ms = 60000
 → transaction.boundary.interval.ms: found 60,000, allowed is less than producer.transaction.timeout.ms, which is
   60,000: the brokers would abort transactions before they end
-processing.guarantee = "exactly_once_v2"
-→ processing.guarantee: found 'exactly_once_v2', allowed is one of: at_least_once, exactly_once
-transaction.boundary.type = "connector"
-→ transaction.boundary.type: found 'connector', allowed is one of: poll, interval
 reference.format = "bakdata"
 → reference.format: found 'bakdata', allowed is one of: wideload, bakdata-headers, bakdata-flag
 reference.format = "bakdata-flag"
@@ -215,8 +198,6 @@ large.message.root = "topic"
 → large.message.root: found 'topic', which needs inflate; transforms are ['offload']
 large.message.root.topics = ["x"]
 → large.message.root.topics: is given, and large.message.root is not "topic"
-large.message.root = "bucket"
-→ large.message.root: found 'bucket', allowed is one of: store, topic
 transforms = ["inflate", "assemble"]
 → transforms: found ['inflate', 'assemble']; assemble goes first: it assembles the chunks of the source topic
 transforms = ["chunk", "offload"]

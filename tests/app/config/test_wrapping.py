@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import tomllib
 from typing import Any
 
@@ -17,10 +16,10 @@ from app.pipeline.stats import PipelineStats
 from app.pipeline.work import Store, Work
 from tests.app.pipeline.chains import ROOMY, apply, begun, chain_of, memory, settings_of, sink
 from transforms.batch_size import batch_of_one_bytes
-from transforms.errors import MalformedWrapperError, RecordTooLargeError, WrapError
+from transforms.errors import MalformedWrapperError, RecordTooLargeError
 from transforms.formats import FORMATS
 from transforms.record import Record
-from transforms.wrapper import HeaderTable, MessageWrapper, Unwrap, Wrap
+from transforms.wrapper import HeaderTable, Unwrap, Wrap
 
 NAMED: dict[str, Any] = {"wrapper.header.3000001": "trace-id", "wrapper.header.5": "user"}
 TABLE = HeaderTable({3_000_001: "trace-id", 5: "user"})
@@ -221,17 +220,3 @@ def test_wrapped_records_that_are_too_large_are_errors_or_chunks() -> None:
     chunks, applied = apply(split, record)
     assert applied == ("wrap", "chunk")
     assert b"".join(chunk.value or b"" for chunk in chunks) == wrapped(record).value
-
-
-def test_unmapped_headers_fail_or_are_dropped() -> None:
-    """A header without a key is an error of the record, or is left out."""
-    record = dataclasses.replace(SMALL, headers=(*HEADERS, ("other", b"1")))
-    with pytest.raises(WrapError, match=re.escape("the header 'other': no int key has this name")):
-        Pair().one(record, "wrap")
-    assert Pair().one(record, "wrap", wrap_on_unmapped_header="drop") == wrapped(SMALL)
-
-
-def test_a_wrapper_in_a_wrapper_loses_one() -> None:
-    """Each `unwrap` takes one off."""
-    twice = Record(b"k", MessageWrapper({}, wrapped(SMALL).value).serialize(), (), 7)
-    assert Pair().one(twice, "unwrap") == wrapped(SMALL)

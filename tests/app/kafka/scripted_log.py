@@ -29,9 +29,7 @@ PLACE = TopicPartition("raw", 0)
 class Log:
     """Batches in the order of their offsets, as a log has them.
 
-    Attributes:
-        end: the offset behind the last record.
-        aborted: producer, first offset, and the offset of the mark, of each aborted transaction.
+    `aborted` are producer, first offset, and the offset of the mark, of each aborted transaction.
     """
 
     batches: list[bytes] = field(default_factory=list)
@@ -71,10 +69,7 @@ class Log:
 class Reader:
     """aiokafka's fetcher, at a log; `controls` are those of a consumer that has started. In an event loop.
 
-    Attributes:
-        code: the error of each answer; 0 for none.
-        sent: the number of requests.
-        meanwhile: called before each answer.
+    It has `sent` so many requests, calls `meanwhile` before each answer, and answers by the error `code`.
     """
 
     def __init__(self, log: Log, offset: int, isolation: str, most: int = 1 << 20) -> None:

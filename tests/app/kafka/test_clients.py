@@ -10,7 +10,6 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from typing import Any
 import aiokafka.errors as kafka_errors
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from aiokafka.client import AIOKafkaClient
 from aiokafka.conn import collect_hosts
 
 from app.config.keys import CONSUMER_KEYS, PRODUCER_KEYS
@@ -26,10 +24,8 @@ from app.config.parsing import parse
 from app.config.settings import ClientSettings, Settings
 from app.kafka import clients
 from app.kafka.clients import ClusterError, admin, describe, security_arguments, sharing_context, translated
-from app.kafka.topic_log import TopicLog
 from tests.app.kafka.scripted_broker import Broker, Handler, close, say_nothing, server
-from transforms.compression import CODECS
-from transforms.errors import ConfigurationError, WideloadError
+from transforms.errors import ConfigurationError
 
 LOGIN = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "sasl_username": "u", "sasl_password": "p"}
 
@@ -280,14 +276,6 @@ async def test_every_key_reaches_aiokafka(prefix: str, monkeypatch: pytest.Monke
     assert given == expected | common
 
 
-@pytest.mark.parametrize("codec", ["none", *CODECS])
-async def test_every_compression_has_its_library(codec: str) -> None:
-    """aiokafka refuses a codec at start whose library is not installed; all of ours are."""
-    pipeline = settings_of(**{"producer.compression.type": codec}).pipelines[0]
-    await clients.producer(client_of(), pipeline).stop()
-    assert pipeline.producer["producer.compression.type"] == codec
-
-
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 PASSING = """
@@ -472,46 +460,3 @@ async def test_address_that_never_answers_leaves_time_to_the_others(monkeypatch:
         addresses = f"127.0.0.1:{silent},127.0.0.1:{port}"
         async with admin(client_of(bootstrap_servers=addresses), 1.0) as connection:
             assert [each["port"] for each in (await connection.describe_cluster())["brokers"]] == [port]
-
-
-async def admin_client(settings: ClientSettings) -> None:
-    """Starts an admin client."""
-    async with admin(settings):
-        pytest.fail("there is no broker")
-
-
-def log(settings: ClientSettings) -> TopicLog:
-    """A log of nobody's."""
-    return TopicLog(settings, "control", lambda *_: None, lambda _: None)
-
-
-@pytest.mark.parametrize(
-    ("start", "whole_ms"),
-    [
-        (admin_client, 15_000),
-        (lambda settings: log(settings).read(60.0), 10_000),
-        (lambda settings: log(settings).append(b"k", b"v"), 10_000),
-    ],
-    ids=["admin", "log read", "log written"],
-)
-async def test_the_time_of_a_start_is_shared_by_the_addresses(
-    start: Callable[[ClientSettings], Awaitable[None]],
-    whole_ms: int,
-    closed_port: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Of each client of ours; see test_addresses_share_the_start. Later requests have all of it."""
-    started: list[AIOKafkaClient] = []
-    times_ms: list[int] = []
-
-    async def bootstrap(client: AIOKafkaClient) -> None:
-        started.append(client)
-        times_ms.append(client._request_timeout_ms)
-        raise kafka_errors.KafkaConnectionError("nobody")
-
-    monkeypatch.setattr(AIOKafkaClient, "bootstrap", bootstrap)
-    settings = client_of(bootstrap_servers=",".join([f"127.0.0.1:{closed_port}"] * 2))
-    with pytest.raises((WideloadError, kafka_errors.KafkaConnectionError)):
-        await start(settings)
-    assert times_ms == [whole_ms // 2]
-    assert started[0]._request_timeout_ms == whole_ms

@@ -50,15 +50,8 @@ def filled(*parts: tuple[int, int], until: Log | None = None, cut: int = 0) -> L
 class Leader(Reader):
     """aiokafka's fetcher, at the leader of the partition.
 
-    Attributes:
-        epoch: of the leader.
-        epochs: watches the client.
-        refusal: the error with which it answers for the end of an epoch; 0 for none.
-        held: set if it answers at once for the end of an epoch.
-        asking: set once it was asked.
-        asked: for the ends of these epochs.
-        fenced: the epochs of leaders that were in fetches.
-        updated: how often metadata was asked for.
+    It was `asked` for the ends of these epochs, answers by `refusal` if that is no 0, and once `held` is set. `fenced`
+    are the epochs of leaders that were in fetches; metadata was `updated` so often.
     """
 
     def __init__(self, log: Log, offset: int, epoch: int, versions: Versions) -> None:

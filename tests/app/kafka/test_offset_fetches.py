@@ -44,12 +44,7 @@ def latest(*codes: int) -> OffsetResponse_v3:
 
 
 class Connection(Wire):
-    """Answers what `answers` says by the type of the request, the last one for ever.
-
-    Attributes:
-        kinds: the types of the requests, in order.
-        structs: what went over the wire for those that are not answered by `OffsetFetch`.
-    """
+    """Answers what `answers` says by the type of the request, the last one for ever; `kinds` are those types."""
 
     def __init__(self, troubles: Troubles | None = None, **answers: list[Any]) -> None:
         super().__init__(self._answer)

@@ -127,12 +127,7 @@ def test_no_broker() -> None:
 
 
 class Controls:
-    """A partition that answers each poll with one offset, after some time, and with nothing behind the last one.
-
-    Args:
-        answers: by offset, whether it has a record.
-        poll_s: how long a poll takes.
-    """
+    """A partition that answers each poll, after some time, with one offset that may have a record; then no more."""
 
     def __init__(self, answers: list[bool], poll_s: float) -> None:
         self.consumer = self

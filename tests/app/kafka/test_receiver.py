@@ -96,6 +96,8 @@ async def test_a_length_takes_no_memory_before_its_bytes_come() -> None:
     connection = await Connection().open()
     connection.give(struct.pack(">i", 2**31 - 1) + b"x", 5)
     assert len(connection.protocol.get_buffer(-1)) < 64 * 2**20
+    connection.give(bytes(64 * 2**20 - 1), 8 * 2**20)
+    assert len(connection.protocol.get_buffer(-1)) == 64 * 2**20
     assert not connection.closed
     response = bytes(1_000) * 150_000
     connection = await Connection().open()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -104,3 +105,18 @@ async def test_a_reader_gives_up_a_broker_that_is_silent_before_requests_are_ans
     with pytest.raises(ZeroDivisionError):
         await LOG.read(1)
     assert given["request_timeout_ms"] / 1000 < steering._ANSWER_S
+
+
+@pytest.mark.parametrize(
+    ("work", "told"),
+    [
+        (lambda: LOG.read(60), "topic control: KafkaConnectionError"),
+        (lambda: LOG.append(b"k", b"v"), "the producer cannot start: KafkaConnectionError"),
+    ],
+    ids=["read", "written"],
+)
+async def test_a_log_without_a_broker(work: Callable[[], Awaitable[None]], told: str) -> None:
+    """It is soon said what was tried; another try may help."""
+    with pytest.raises(ClusterError, match=told) as failed:
+        await work()
+    assert failed.value.retriable

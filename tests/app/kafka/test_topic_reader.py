@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.errors import CommitFailedError, IllegalStateError
 
-from app.cluster.enforced_limits import CommitLimits
 from app.commands.restorer import Restorer
 from app.config.settings import ClientSettings
-from app.deadletters.log import LetterLog
 from app.kafka import topic_reader
 from app.kafka.source_batch import UnreadBatch
 from app.kafka.topic_reader import Pending, Selection, SelectionReader, TopicReader, topic_consumer
@@ -173,15 +170,6 @@ async def test_nothing_is_given_behind_a_rebalance() -> None:
                 consumer.reader.subscription.unsubscribe()
                 consumer.reader.subscription.assign_from_user({PLACE})
     assert given == [[0, 1], [2, 3]]
-
-
-async def test_letters_around_a_batch_that_holds_too_much_are_read() -> None:
-    """`dlq` gets all letters of a partition, and the batch as one."""
-    async with consuming(bombed()) as consumer:
-        topic: Any = SimpleNamespace(name=PLACE.topic, partitions=1)
-        log = LetterLog(consumer.limited, topic, "", CommitLimits())
-        found = [each async for records in log.records(0, 0, 7) for each in records]
-    assert offsets(found) == [0, 3, 4, 5, 6]
 
 
 async def selected(consumer: Consumer, enough: Callable[[list[int]], bool] | None = None, **more: Any) -> list[int]:

@@ -20,14 +20,7 @@ class Clock:
 
 
 class Wire:
-    """The connection.
-
-    Args:
-        answer: gets each `Call`.
-
-    Attributes:
-        asked: the requests.
-    """
+    """The connection, whose `answer` gets each `Call`; `asked` are the requests."""
 
     host, port = "b1", 9
 

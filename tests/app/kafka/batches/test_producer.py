@@ -35,14 +35,8 @@ Refusal = type[KafkaError] | None
 class Log:
     """The logs of a topic's partitions, behind what `Batches` uses of an aiokafka producer.
 
-    Args:
-        refuses: asked of each batch, by its records.
-        codec: name and number.
-        answer_s: how long each partition takes to answer; others answer at once.
-        tries: how often a batch is sent until an answer comes.
-
-    Attributes:
-        outcomes: of each record by its number, its offset or its error.
+    Each batch is sent `tries` times until it is taken or `refuses` gives a reason, after `answer_s` of its partition.
+    `outcomes` are, by the number of a record, its offset or its error.
     """
 
     def __init__(
