@@ -7,12 +7,7 @@ import inspect
 from typing import Any
 
 import pytest
-from aiokafka.errors import (
-    KafkaError,
-    MessageSizeTooLargeError,
-    OutOfOrderSequenceNumber,
-    UnknownTopicOrPartitionError,
-)
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError, OutOfOrderSequenceNumber, UnknownTopicOrPartitionError
 from confluent_kafka import KafkaError as ConfluentsError
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.error import ValueSerializationError

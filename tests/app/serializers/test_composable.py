@@ -8,12 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from confluent_kafka.serialization import (
-    IntegerDeserializer,
-    IntegerSerializer,
-    StringDeserializer,
-    StringSerializer,
-)
+from confluent_kafka.serialization import IntegerDeserializer, IntegerSerializer, StringDeserializer, StringSerializer
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka.serializer import JsonSerializer

@@ -10,20 +10,10 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-from confluent_kafka import (
-    Consumer,
-    DeserializingConsumer,
-    KafkaException,
-    Producer,
-    SerializingProducer,
-)
+from confluent_kafka import Consumer, DeserializingConsumer, KafkaException, Producer, SerializingProducer
 from confluent_kafka.aio import AsyncSerializingProducer
 from confluent_kafka.error import ValueSerializationError
-from confluent_kafka.serialization import (
-    MessageField,
-    SerializationContext,
-    StringDeserializer,
-)
+from confluent_kafka.serialization import MessageField, SerializationContext, StringDeserializer
 
 from app.serializers import (
     ComposableDeserializer,
