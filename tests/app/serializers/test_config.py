@@ -343,4 +343,8 @@ def test_no_secret_shows() -> None:
         embedded_client_settings(given),
     )
     assert [type(each).__name__ for each in made if "hush" in repr(each)] == []
-    assert embedded_client_settings(given).security["sasl.password"] == "hush"
+    # The connection is read in librdkafka's spellings, too.
+    librdkafkas: dict[str, object] = {"security.protocol": "sasl_ssl", "sasl.mechanisms": "SCRAM-SHA-256"}
+    security = embedded_client_settings({**given, **librdkafkas, "sasl.username": "u"}).security
+    assert (security["sasl.password"], security["sasl.mechanism"]) == ("hush", "SCRAM-SHA-256")
+    assert security["security.protocol"] == "SASL_SSL"
