@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from typing import Any
 
 import pytest
-from aiokafka import TopicPartition
+from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.errors import ConsumerStoppedError
 
 from app.chunks import AssembledRecord, ChunkingProducer, ChunkMessageId, Discarded
@@ -16,6 +17,7 @@ from tests.integration.chunk_records import interleaved, pieces, plain, value_of
 from tests.integration.client_config import LARGE, REFERENCES, Config
 from tests.integration.client_readers import Assembling, Client, Getmany, Getone, Reader
 from tests.integration.client_stores import Gate, run_example
+from tests.integration.topics import send
 from tests.s3_server import S3Server
 from transforms.commit_metadata import Noted, noted
 
@@ -162,6 +164,20 @@ async def test_seek_to_committed(source: Source) -> None:
         assert await reader.values(2) == [value_of(3_000, 1), b"b"]
         await reader.seek(0)
         assert await reader.values() == [b"a"]
+
+
+async def test_what_is_fetched_ahead_is_bounded(wide: Source) -> None:
+    """While a message is incomplete, too, `getone` makes no more than some hundred records of what was fetched."""
+    for partition, size in ((0, 1_000), (1, 10)):
+        await wide.write(pieces(f"u{partition}", 3_000, 1)[:1], partition)
+        await asyncio.to_thread(send, wide.broker, wide.topic, [(partition, b"k", bytes(size), [], 0)] * 3_000)
+    most = 0
+    async with Assembling(wide) as reader:
+        for number in range(3_000):
+            await reader.consumer.getone()
+            if number % 100 == 0:
+                most = max(most, sum(isinstance(each, ConsumerRecord) for each in gc.get_objects()))
+    assert most <= 1_000
 
 
 @pytest.mark.matrix
