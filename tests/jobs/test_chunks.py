@@ -11,7 +11,6 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from jobs.chunks import INCOMPLETE, assemble, incomplete
-from tests.app.payloads.swept import write
 from tests.jobs.rows import frame as rows_of
 from tests.logged import Logged
 from transforms.chunk import Chunk, Chunking, is_chunk
@@ -192,30 +191,3 @@ def test_arguments_refused(spark: SparkSession, function: Callable[..., DataFram
         function(frame(spark, ABC), 0)
     with pytest.raises(ValueError, match="includeHeaders"):
         function(frame(spark, ABC).drop("headers"))
-
-
-def test_assemble_from_kafka(spark: SparkSession, broker: str, make_topic: Callable[..., str]) -> None:
-    """Messages of several megabytes come out of a real topic, beside ordinary records and one that is not whole."""
-    topic = make_topic(2)
-    value = random.Random(3).randbytes(5_000_000)
-
-    for number in range(2):
-        whole = list(Chunking(1_000_000).split(Record(b"k", value, [("n", b"%d" % number)]), f"u{number}"))
-        half = list(Chunking(1_000_000).split(Record(None, value), f"h{number}"))[:3]
-        log = [half[0], *whole[:2], Record(b"k", b"plain"), *half[1:], *whole[2:]]
-        write(broker, topic, *log, partition=number)
-    options = {"kafka.bootstrap.servers": broker, "subscribe": topic, "includeHeaders": "true"}
-    source = spark.read.format("kafka").options(**options).load()
-    rows = ordered(assemble(source))
-    assert [(row.partition, row.offset, len(row.value)) for row in rows] == [
-        (0, 3, 5),
-        (0, 9, 5_000_000),
-        (1, 3, 5),
-        (1, 9, 5_000_000),
-    ]
-    assert bytes(rows[1].value) == bytes(rows[3].value) == value
-    assert [bytes(row.headers[0].value) for row in rows if row.headers] == [b"0", b"1"]
-    assert sorted((row.uuid, row.reason, row.offsets) for row in incomplete(source).collect()) == [
-        ("h0", "incomplete", [0, 4, 5]),
-        ("h1", "incomplete", [0, 4, 5]),
-    ]

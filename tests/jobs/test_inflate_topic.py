@@ -12,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from jobs.chunks import assemble
+from jobs.chunks import assemble, incomplete
 from jobs.inflate import inflate, split
 from jobs.records.schemas import RECORD
 from tests.app.payloads.swept import filesystem, write
@@ -35,21 +35,24 @@ def options(broker: str, topic: str) -> dict[str, str]:
 
 
 def test_inflate_behind_assemble(spark: SparkSession, broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
-    """Chunks are put together first; payloads of a bucket, large ones in one partition, come beside small records."""
+    """Chunks of megabytes are put together first; large payloads of a bucket come beside small records."""
     topic = make_topic(2)
     store = {"large.message.payload.store.class": "s3", **versitygw.config("base")}
     noise = random.Random(7).randbytes(2_000_000)
     values = [noise[n:] + noise[:n] for n in range(5)]
-    pieces = Chunking(2_000).split(Record(b"c", b"v" * 9_000), "u")
-    write(broker, topic, *(referring(store, topic, Record(b"r", value)) for value in values), *pieces)
+    pieces = Chunking(1_000_000).split(Record(b"c", noise[::-1]), "u")
+    half = [*Chunking(1_000_000).split(Record(b"h", noise), "half")][:2]
+    write(broker, topic, *(referring(store, topic, Record(b"r", value)) for value in values), half[0], *pieces, half[1])
     write(broker, topic, *(Record(b"small", b"%d" % n) for n in range(50)), partition=1)
     source = spark.read.format("kafka").options(**options(broker, topic)).load()
     rows = inflate(assemble(source), store).orderBy("partition", "offset").collect()
     assert whole(rows) == [
         *((b"r", value) for value in values),
-        (b"c", b"v" * 9_000),
+        (b"c", noise[::-1]),
         *((b"small", b"%d" % n) for n in range(50)),
     ]
+    (report,) = incomplete(source).collect()
+    assert (report.uuid, report.reason, report.offsets) == ("half", "incomplete", [5, 9])
 
 
 @pytest.mark.matrix

@@ -48,6 +48,10 @@ ALL = b"\x02\x02a" + b"\x02\x02b" + b"\x02\x02\x0a\x00" + b"\x02\x02\x02k\x02v\x
 # Values of a few bytes that say they have a gigabyte: Spark's Java process would end, and any retry too.
 CLAIMS = [b"\x00" * place + b"\x02" + number_bytes(size) for place in range(4) for size in (2**31 - 9, 2**28)]
 STRINGS = "s STRING, l ARRAY<STRING>, m MAP<STRING, STRING>, n STRUCT<s: STRING, i: INT>"
+IN_STRINGS = [
+    '{"s": "x", "l": ["a", ""], "m": {"k": "5"}, "n": {"s": "1 day", "i": 1}}',
+    '{"s": null, "l": [null], "m": {"k": null}, "n": null}',
+]
 DECIMALS = "d DECIMAL(9,2), s STRING, n ARRAY<STRUCT<d: DECIMAL(9,2)>>, m MAP<STRING, DECIMAL(9,2)>"
 IN_DECIMALS = (
     b'{"d": 1.5e3, "s": ": 1e99999999, \\" 1e99999", "n": [{"d": 1e-9999}], "m": {"1e99999999": 1e0000000001}}'
@@ -89,18 +93,7 @@ def bad(*values: bytes) -> dict[bytes, Any]:
             STRINGS,
             "none",
             {
-                b'{"s": "x", "l": ["a", ""], "m": {"k": "5"}, "n": {"s": "1 day", "i": 1}}': {
-                    "s": "x",
-                    "l": ["a", ""],
-                    "m": {"k": "5"},
-                    "n": {"s": "1 day", "i": 1},
-                },
-                b'{"s": null, "l": [null], "m": {"k": null}, "n": null}': {
-                    "s": None,
-                    "l": [None],
-                    "m": {"k": None},
-                    "n": None,
-                },
+                **{text.encode(): json.loads(text) for text in IN_STRINGS},
                 **bad(b'{"s": 5}', b'{"s": true}', b'{"s": {"a": "b"}}', b'{"s": ["a"]}', b'{"l": ["a", 5]}'),
                 **bad(b'{"m": {"k": 1.5}}', b'{"n": {"s": 0}}'),
             },
