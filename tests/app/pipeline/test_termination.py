@@ -86,6 +86,8 @@ def test_termination_by_a_defect(
     with pytest.raises(kind) as caught:
         termination.raise_error()
     assert str(caught.value) == told
+    if isinstance(caught.value, RecordError):
+        assert (caught.value.topic, caught.value.partition, caught.value.offset) == ("raw", 3, 7)
     (logged,) = caplog.records
     assert (logged.getMessage(), (logged.exc_info or [None])[0]) == ("pipeline orders: unexpected error", type(error))
 
