@@ -615,6 +615,8 @@ def test_a_reference_without_a_size_is_measured() -> None:
     put("orders", path.rpartition("/")[2], bytes(1_001))
     with pytest.raises(PayloadTooLargeError, match="1,001 bytes, the limit is 1,000"):  # before anything is reserved
         chain.go_on(work)
+    with pytest.raises(PayloadTooLargeError):  # what its writer says of its size is not measured again
+        apply(chain, Record(b"k", path.encode(), (REFERENCE, ("large-message.size", b"1000"))))
     with pytest.raises(PayloadNotFoundError):
         chain.go_on(begun(chain, Record(b"k", path[:-1].encode(), (REFERENCE,))))
 
