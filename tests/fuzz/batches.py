@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Callable, Sequence
 
@@ -21,7 +22,7 @@ from transforms.record import Record, RecordLike
 from transforms.record_batch import RecordBatch, Stamp, is_old, pack, split
 from transforms.record_lengths import is_crowded, longer
 
-__all__ = ["BATCHES", "batch_of", "fetched", "merged", "record_lengths"]
+__all__ = ["BATCHES", "BATCH_REFUSALS", "batch_of", "fetched", "merged", "record_lengths"]
 
 _OWN = (("own", b"1"), ("own", None))
 BATCHES = [
@@ -30,44 +31,40 @@ BATCHES = [
     built(0, [Record(b"k", b"v" * 9, (*_OWN, ("large-message", b"true")), 9)] * 3),
 ]
 
+BATCH_REFUSALS = (MalformedError, CorruptRecordException)
 _FIXED = struct.Struct(">i4xb4xh")  # length, magic, attributes
 
 
-def batch_of(packer: str) -> Callable[[bytes], bool]:
-    """A batch of one codec, whose length, magic and codec are right, or nearly all would be refused for these."""
-    number = PACKERS[packer][0]
+def _repaired(data: bytes, codec: int | None = None) -> memoryview:
+    """With the length and the magic of a batch, and a codec; or nearly all would be refused for these."""
+    repaired = bytearray(data.ljust(BATCH_OVERHEAD_BYTES, b"\0"))
+    attributes = 0 if codec is None else _FIXED.unpack_from(repaired, 8)[-1] & ~7 | codec
+    _FIXED.pack_into(repaired, 8, len(repaired) - 12, 2, attributes)
+    return memoryview(bytes(repaired))
 
-    def examine(data: bytes) -> bool:
-        if len(data) < BATCH_OVERHEAD_BYTES:
-            data = data.ljust(BATCH_OVERHEAD_BYTES, b"\0")
-        repaired = bytearray(data)
-        attributes = _FIXED.unpack_from(data, 8)[-1] & ~7 | number
-        _FIXED.pack_into(repaired, 8, len(data) - 12, 2, attributes)
-        return _read_batch(memoryview(bytes(repaired)))
 
-    return examine
+def batch_of(packer: str) -> Callable[[bytes], None]:
+    """A batch of one codec."""
+    return lambda data: _read_batch(_repaired(data, PACKERS[packer][0]))
 
 
 def fetched(data: bytes) -> bool:
     """A response to a fetch is cut into pieces that lie behind one another."""
     pieces: list[memoryview] = []
     taken = 0
-    try:
-        for piece in split(memoryview(data)):
-            pieces.append(piece)
-            taken += is_old(piece) or _read_batch(piece)
-    except MalformedError:
-        return False
+    for piece in split(memoryview(data)):
+        pieces.append(piece)
+        with contextlib.suppress(*BATCH_REFUSALS):
+            if not is_old(piece):
+                _read_batch(piece)
+            taken += 1
     assert data.startswith(b"".join(pieces))
     return taken > 0
 
 
-def _read_batch(piece: memoryview) -> bool:
+def _read_batch(piece: memoryview) -> None:
     """Records are read whole, in two ways that agree, or refused; none is wanted where `wants_any` says so."""
-    try:
-        batch = RecordBatch.read(piece)
-    except MalformedError:
-        return False
+    batch = RecordBatch.read(piece)
     flags = (batch.intact, batch.appendable, batch.broker_time, batch.control, batch.transactional)
     assert not any(flag not in {True, False} for flag in flags)
     sent = RecordBatch.read(memoryview(batch.forwarded(_STAMP, transactional=True)))
@@ -75,17 +72,12 @@ def _read_batch(piece: memoryview) -> bool:
     assert sent.transactional
     source = SourceBatch(TopicPartition("t", 0), 0, batch)
     wanted = [wants for wants_any, wants in _WANTING if not wants_any(batch)]
-    try:
-        plain = source.plain
-        records = list(source.records())
-    except CorruptRecordException:
-        return False
+    plain, records = source.plain, list(source.records())
     assert len(records) <= batch.count
     if plain and not _has_odd_attributes(batch):  # a batch with names that are no text never goes whole
         assert not any(wants(record) for record in records for wants in wanted)
         read = [(r.offset, Record(r.key, r.value, tuple(r.headers), r.timestamp)) for r in records]
         assert read == list(decoded(batch))
-    return True
 
 
 def _has_odd_attributes(batch: RecordBatch) -> bool:
@@ -104,21 +96,12 @@ def _has_odd_attributes(batch: RecordBatch) -> bool:
 
 
 def merged(data: bytes) -> bool:
-    """A batch behind a sound one: merged, they have the records of both, or it is refused."""
-    own = RecordBatch.read(memoryview(BATCHES[0]))
-    repaired = bytearray(data.ljust(BATCH_OVERHEAD_BYTES, b"\0"))
-    _FIXED.pack_into(repaired, 8, len(repaired) - 12, 2, 0)
-    try:
-        batch = RecordBatch.read(memoryview(bytes(repaired)))
-    except MalformedError:
-        return False
+    """A batch behind a sound one: merged, they have the records of both, or it is refused and goes on alone."""
+    own, batch = RecordBatch.read(memoryview(BATCHES[0])), RecordBatch.read(_repaired(data))
     if not (batch.appendable and batch.timely):
         return False
     records = _records(batch)
-    try:
-        whole = merge([own, batch])
-    except MalformedError:
-        return False  # it goes on alone
+    whole = merge([own, batch])
     assert whole.count == own.count + batch.count
     found = _records(whole)
     assert records is None or found == [*(_records(own) or ()), *records]
@@ -132,7 +115,7 @@ def _records(batch: RecordBatch) -> list[RecordLike] | None:
         return None
 
 
-def record_lengths(data: bytes) -> bool:
+def record_lengths(data: bytes) -> None:
     """To skip a record, to count its headers and to read it say the same of where it ends and what it has."""
     for count in (1, 3):
         begins = longer(data, count, 20)
@@ -142,12 +125,9 @@ def record_lengths(data: bytes) -> bool:
         record, delta, end = record_format.read(data, 0)
     except TooManyHeadersError:
         assert record_format.header_count(data, 0)[0] > record_format.MAX_HEADERS
-        return False
-    except MalformedError:
-        return False
+        raise
     assert record_format.header_count(data, 0) == (len(record.headers), end)
     assert record_format.place(data, 0) == (record.timestamp, delta, end)
-    return True
 
 
 _STAMP = Stamp(1, 2, 3)

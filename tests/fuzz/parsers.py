@@ -7,12 +7,13 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from app.deadletters.replay_offsets import ReplayedOffsets
 from jobs.reading.ranges import parse_offsets
 from stores.root import Root
 from tests.built_batches import PACKERS, repacked
-from tests.fuzz.batches import BATCHES, batch_of, fetched, merged, record_lengths
+from tests.fuzz.batches import BATCH_REFUSALS, BATCHES, batch_of, fetched, merged, record_lengths
 from tests.vectors.bakdata import bakdata_cases
 from tests.vectors.wrapper import wrapper_cases
 from transforms import record_format
@@ -47,31 +48,38 @@ class Parser:
     Attributes:
         name: what `--parser` takes.
         seeds: bytes to begin with, sound ones and others.
-        examine: parses the bytes; True where they are taken, False where the documented error is raised. Any other
-            exception, an `AssertionError` among them, is a defect.
+        parse: parses the bytes; False where it says that there is nothing in them. Any exception that is not
+            documented, an `AssertionError` among them, is a defect.
+        refusal: the documented error.
     """
 
     name: str
     seeds: Sequence[bytes]
-    examine: Callable[[bytes], bool]
+    parse: Callable[[bytes], bool | None]
+    refusal: type[Exception] | tuple[type[Exception], ...] = ()
+
+    def takes(self, data: bytes) -> bool:
+        """Whether the bytes are taken, and not refused."""
+        try:
+            return self.parse(data) is not False
+        except self.refusal:
+            return False
 
 
-def _wrapper(data: bytes) -> bool:
+def _wrapper(data: bytes) -> None:
     """A wrapper is written again to the byte, by way of a record too; `check` agrees."""
     try:
         found = MessageWrapper.parse(data)
     except MalformedWrapperError:
         assert not MessageWrapper.check(data)
-        return False
+        raise
     assert MessageWrapper.check(data)
     assert found.serialize() == data
     record = Record(None, data)
     assert Wrap().wrap(Unwrap().unwrap(record)) == record
-    return True
 
 
-# --- records: what stands in a value and in headers, in bytes that can be mutated
-
+# What stands in a value and in headers, in bytes that can be mutated.
 _BETWEEN = b"|~|"
 
 
@@ -85,30 +93,22 @@ def _record_of(data: bytes) -> Record:
     return Record(None, value, tuple(zip(names, [*parts[1::2], None], strict=False)))
 
 
-def _reference(data: bytes) -> bool:
+def _reference(data: bytes) -> None:
     """What is read of a reference is written again, and read as the same; own headers stay in their order."""
     record = _record_of(data)
-    try:
-        reference, own = Reference.parse(record)
-    except MalformedReferenceError:
-        return False
+    reference, own = Reference.parse(record)
     assert Reference.parse(Record(None, reference.value(), (*own, *reference.headers()))) == (reference, own)
     assert set(own) <= set(record.headers)
     with contextlib.suppress(SignatureError):
         _SIGNING.verify(reference)
-    return True
 
 
-def _root(data: bytes) -> bool:
+def _root(data: bytes) -> None:
     """What a root takes begins with it, and is the path of exactly one topic and one id."""
     path = data.decode(errors="surrogateescape")
-    try:
-        topic, object_id = _ROOT.split(path)
-    except ReferenceRefusedError:
-        return False
+    topic, object_id = _ROOT.split(path)
     assert _ROOT.path(topic, object_id) == path
     assert not {".", "..", ""} & set(path.removeprefix("s3://").split("/"))
-    return True
 
 
 def _bakdata(name: FormatName) -> Callable[[bytes], bool]:
@@ -118,73 +118,41 @@ def _bakdata(name: FormatName) -> Callable[[bytes], bool]:
         record = _record_of(data)
         if not form.refers(record):
             return form.wants(record) and form.read_inline(record).value is not None
-        try:
-            reference, own = form.read_reference(record)
-        except MalformedReferenceError:
-            return False
+        reference, own = form.read_reference(record)
         assert set(own) <= set(record.headers)
-        assert reference.value()
-        return True
+        return bool(reference.value())
 
     return examine
 
 
-def _chunk(data: bytes) -> bool:
+def _chunk(data: bytes) -> None:
     """What is read of a chunk is written again, and read as the same; its numbers are within one another."""
     record = _record_of(data)
-    try:
-        chunk, own = Chunk.parse(record)
-    except MalformedChunkError:
-        return False
+    chunk, own = Chunk.parse(record)
     assert 0 <= chunk.id < chunk.count <= chunk.size
     assert Chunk.parse(Record(None, record.value, (*own, *chunk.headers()))) == (chunk, own)
-    return True
 
 
-def _wire(data: bytes) -> bool:
+def _wire(data: bytes) -> None:
     """A record in Kafka's bytes is written again, and read as the same."""
-    try:
-        record = record_format.parse(data)
-    except MalformedError:
-        return False
+    record = record_format.parse(data)
     assert record_format.parse(record_format.serialize(record)) == record
-    return True
 
 
-def _frame(codec: Codec) -> Callable[[bytes], bool]:
-    def examine(data: bytes) -> bool:
-        try:
-            value = decompress_frame(codec, data, _LIMIT)
-        except CompressionError:
-            return False
-        assert len(value) <= _LIMIT
-        return True
-
-    return examine
+def _frame(data: bytes, codec: Codec) -> None:
+    assert len(decompress_frame(codec, data, _LIMIT)) <= _LIMIT
 
 
-def _compressed(codec: Codec) -> Callable[[bytes], bool]:
-    def examine(data: bytes) -> bool:
-        try:
-            value = decompress(codec, data, len(_PLAIN))
-        except CompressionError:
-            return False
-        assert len(value) == len(_PLAIN)
-        return True
-
-    return examine
+def _compressed(data: bytes, codec: Codec) -> None:
+    assert len(decompress(codec, data, len(_PLAIN))) == len(_PLAIN)
 
 
-def _letter(data: bytes) -> bool:
+def _letter(data: bytes) -> None:
     """What a replay would write is the record, with one more replay than the letter has."""
-    try:
-        letter = open_letter(_record_of(data))
-    except MalformedError:
-        return False
+    letter = open_letter(_record_of(data))
     again = letter.replayed()
     assert replays_of(again.headers) in {letter.replays + 1, 0}  # a million replays are not counted
     assert again.value == letter.record.value
-    return True
 
 
 def _replayed_offsets(data: bytes) -> bool:
@@ -204,14 +172,10 @@ def _note(data: bytes) -> bool:
     return found is not None and len(found.torn) <= 32  # the most that are noted
 
 
-def _offsets(data: bytes) -> bool:
+def _offsets(data: bytes) -> None:
     """Offsets are read, and written as Spark's JSON and read as the same, or refused."""
-    try:
-        found = parse_offsets("startingOffsets", data.decode(errors="replace"))
-    except ConfigurationError:
-        return False
+    found = parse_offsets("startingOffsets", data.decode(errors="replace"))
     assert isinstance(found, str) or parse_offsets("", json.dumps(found)) == found
-    return True
 
 
 def _masked(data: bytes) -> bool:
@@ -248,32 +212,41 @@ _LETTERS = [
 _DONE = ReplayedOffsets(7)
 for _start in (20, 40, 70):
     _DONE.add(_start, _start + 5)
+_REPLAYED = (_DONE.metadata() or "").encode()
+_TEXTS = [b"GET https://me:pw@host/a?b=1&X-Amz-Signature=abc failed with hunter2: no", b"plain text"]
+_OFFSETS = [b'{"orders": {"0": 23, "1": -2}}', b"latest", b'{"t": {"0": 1e9}, "u": {}}']
+_PATHS = [_WHOLE.path.encode(), b"s3://payloads/wide/t/i", b"s3://payloads/wide/../t/%2e%2e"]
 
 PARSERS: Sequence[Parser] = (
-    Parser("letter", _LETTERS, _letter),
-    Parser(
-        "replayed-offsets",
-        [(_DONE.metadata() or "").encode(), (_DONE.metadata() or "").encode() + b":run1"],
-        _replayed_offsets,
-    ),
+    Parser("letter", _LETTERS, _letter, MalformedError),
+    Parser("replayed-offsets", [_REPLAYED, _REPLAYED + b":run1"], _replayed_offsets),
     Parser("commit-note", [note(3, 9, []).encode(), note(3, 9, ["a" * 22]).encode()], _note),
-    Parser(
-        "masking", [b"GET https://me:pw@host/a?b=1&X-Amz-Signature=abc failed with hunter2: no", b"plain text"], _masked
-    ),
-    Parser("offsets", [b'{"orders": {"0": 23, "1": -2}}', b"latest", b'{"t": {"0": 1e9}, "u": {}}'], _offsets),
-    Parser("wrapper", [case.bytes for case in wrapper_cases()], _wrapper),
-    Parser("reference", _REFERENCES, _reference),
-    Parser("root", [_WHOLE.path.encode(), b"s3://payloads/wide/t/i", b"s3://payloads/wide/../t/%2e%2e"], _root),
+    Parser("masking", _TEXTS, _masked),
+    Parser("offsets", _OFFSETS, _offsets, ConfigurationError),
+    Parser("wrapper", [case.bytes for case in wrapper_cases()], _wrapper, MalformedWrapperError),
+    Parser("reference", _REFERENCES, _reference, MalformedReferenceError),
+    Parser("root", _PATHS, _root, ReferenceRefusedError),
     *(
-        Parser(name, [_bytes_of(case.wire) for case in bakdata_cases() if case.format == name], _bakdata(name))
+        Parser(
+            name,
+            [_bytes_of(case.wire) for case in bakdata_cases() if case.format == name],
+            _bakdata(name),
+            MalformedReferenceError,
+        )
         for name in ("bakdata-headers", "bakdata-flag")
     ),
-    Parser("chunk", _CHUNKS, _chunk),
-    Parser("wire", _WIRE, _wire),
-    Parser("lengths", _WIRE, record_lengths),
-    Parser("batches", [b"".join(BATCHES), BATCHES[0], repacked(BATCHES[1], "zstd")], fetched),
-    *(Parser(f"batch-{packer}", [repacked(each, packer) for each in BATCHES], batch_of(packer)) for packer in PACKERS),
-    Parser("batch-merged", BATCHES, merged),
-    *(Parser(f"frame-{codec}", [compress_frame(codec, _PLAIN)], _frame(codec)) for codec in CODECS),
-    *(Parser(f"compressed-{codec}", [compress(codec, _PLAIN)], _compressed(codec)) for codec in CODECS),
+    Parser("chunk", _CHUNKS, _chunk, MalformedChunkError),
+    Parser("wire", _WIRE, _wire, MalformedError),
+    Parser("lengths", _WIRE, record_lengths, MalformedError),
+    Parser("batches", [b"".join(BATCHES), BATCHES[0], repacked(BATCHES[1], "zstd")], fetched, MalformedError),
+    *(
+        Parser(f"batch-{packer}", [repacked(each, packer) for each in BATCHES], batch_of(packer), BATCH_REFUSALS)
+        for packer in PACKERS
+    ),
+    Parser("batch-merged", BATCHES, merged, MalformedError),
+    *(
+        Parser(f"{kind}-{codec}", [seed(codec, _PLAIN)], partial(parse, codec=codec), CompressionError)
+        for kind, seed, parse in (("frame", compress_frame, _frame), ("compressed", compress, _compressed))
+        for codec in CODECS
+    ),
 )

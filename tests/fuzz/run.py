@@ -49,7 +49,7 @@ def fuzz(parser: Parser, count: int, seed: int) -> Outcome:
     taken = 0
     for data in _inputs(parser, count, seed):
         try:
-            taken += parser.examine(data)
+            taken += parser.takes(data)
         except Exception as exc:
             raise Defect(parser.name, data, exc) from exc
     return Outcome(taken, count - taken)
@@ -63,10 +63,9 @@ def corpus(parser: str) -> list[bytes]:
 
 
 def _inputs(parser: Parser, count: int, seed: int) -> Iterator[bytes]:
-    rng = random.Random(seed)
-    kept = corpus(parser.name)
-    yield from kept[:count]
+    rng, kept = random.Random(seed), corpus(parser.name)
     seeds = [*parser.seeds, *kept]
+    yield from kept[:count]
     for _ in range(count - len(kept)):
         yield mutated(rng, seeds)
 
