@@ -245,11 +245,6 @@ class EmbeddedBroker:
             self._process.kill()
             self._process = None
 
-    def restart(self) -> None:
-        """`stop`, then `start`: the same ports, the same data."""
-        self.stop()
-        self.start()
-
     def close(self) -> None:
         """Ends the broker and removes its folder; may be called twice."""
         self.kill()

@@ -23,8 +23,11 @@ def ivy(*options: str) -> tuple[int, str, str]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An archive of the program."""
+    """An archive of the program; of one that did not end in order nothing is left."""
     path = archive(tmp_path_factory.mktemp("jars"), java.locate())
+    with recorded(path):
+        pass
+    assert list(path.parent.iterdir()) == []
     assert using(path) == ()
     with recorded(path) as options:
         assert ivy(*options)[0] == 0
@@ -48,14 +51,6 @@ def test_archive_that_does_not_fit(made: Path, tmp_path: Path, how: str) -> None
     path.write_bytes(bytes(8192) + data[8192 : len(data) // 2] if how == "half written" else bytes(reversed(data)))
     assert ivy(*using(path)) == ivy()
     assert FROM_ARCHIVE not in ivy(*using(path), "-Xlog:class+load")[1]
-
-
-def test_archive_of_a_program_that_was_killed(tmp_path: Path) -> None:
-    """Nothing is left of it."""
-    path = archive(tmp_path, java.locate())
-    with recorded(path):
-        pass
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_archive_depends_on_java(tmp_path: Path) -> None:

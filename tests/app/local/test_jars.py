@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -91,24 +90,19 @@ def test_ensure_fetches_once(registry: Registry) -> None:
         registry.requests.clear()
 
 
-def test_ensure_refuses_other_bytes(registry: Registry) -> None:
-    """A jar with a wrong hash is an error with its name, and no jar of the set is kept."""
+def test_ensure_refuses_what_is_not_in_the_lock(registry: Registry) -> None:
+    """A jar with other bytes, or that the registry lacks, is named, and no jar of the set is kept."""
     jar = jars.read_lock(SET)[0]
     data = bytearray(registry.path(jar).read_bytes())
     data[len(data) // 2] ^= 1
     registry.path(jar).write_bytes(data)
     with pytest.raises(JarsError, match=rf"{jar.coordinates} is not what jars\.lock says.*expected.*{jar.sha256}"):
         ensure(SET)
-    assert SET in jars.missing()
-    assert [path.name for path in (jars.cache_folder() / "jars").iterdir()] == [".lock"]
-
-
-def test_ensure_jar_not_on_registry(registry: Registry) -> None:
-    """A registry that lacks a jar gives an error that names it."""
-    jar = jars.read_lock(SET)[-1]
     registry.path(jar).unlink()
     with pytest.raises(JarsError, match=jar.coordinates.split(":")[1]):
         ensure(SET)
+    assert SET in jars.missing()
+    assert [path.name for path in (jars.cache_folder() / "jars").iterdir()] == [".lock"]
 
 
 def test_ensure_from_two_processes(registry: Registry) -> None:
@@ -120,32 +114,29 @@ def test_ensure_from_two_processes(registry: Registry) -> None:
     assert SET not in jars.missing()
 
 
-def test_ensure_without_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the registry does not answer, the error says what to do."""
+def test_ensure_without_network_or_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the registry does not answer, or the folder cannot be made, the error says what to do."""
     monkeypatch.setenv("WIDELOAD_CACHE", str(tmp_path))
     monkeypatch.delenv("WIDELOAD_IVY_SETTINGS", raising=False)
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
     with pytest.raises(JarsError, match=r"^the jars of spark cannot be fetched: .*Check the network and try again"):
         ensure(SET)
-
-
-def test_ensure_cache_not_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the cache folder cannot be created, the error names it and says what to do."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("WIDELOAD_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(JarsError, match=r"cannot be kept in .*file/cache/jars: Not a directory.*WIDELOAD_CACHE"):
         ensure(SET)
 
 
-def test_command_says_error_in_one_line(tmp_path: Path) -> None:
+def test_command_says_error_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The command prints only the sentence, and its status is 1."""
-    environ = {**os.environ, "WIDELOAD_CACHE": str(tmp_path), "JAVA_HOME": str(tmp_path / "none")}
-    done = subprocess.run(
-        [sys.executable, "-m", "app.local.jars"], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith("JAVA_HOME is ")
-    assert done.stderr.count("\n") == 1
+    monkeypatch.setenv("WIDELOAD_CACHE", str(tmp_path))
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "none"))
+    assert jars.main([]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("JAVA_HOME is ")
+    assert said.count("\n") == 1
 
 
 def test_lock_names_each_jar_once() -> None:
@@ -155,7 +146,7 @@ def test_lock_names_each_jar_once() -> None:
         assert len(files) == len(set(files)) > 0
     shipped = jars.shipped_modules()
     assert "scala-library" in shipped
-    assert [jar.file for jar in jars.read_lock("spark") if jars._module(jar.file) in shipped] == []
+    assert shipped.isdisjoint(jars._module(jar.file) for jar in jars.read_lock("spark"))
 
 
 @pytest.mark.parametrize("release", RELEASES, ids=lambda each: each.jars)

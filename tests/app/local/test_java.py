@@ -18,35 +18,30 @@ def java_that_prints(folder: Path, text: str) -> dict[str, str]:
     return {"JAVA_HOME": str(folder)}
 
 
-@pytest.mark.parametrize("version", [17, 22])
-def test_find_takes_java(tmp_path: Path, version: int) -> None:
-    """The oldest and the newest supported Java are accepted."""
-    environ = java_that_prints(tmp_path, f'openjdk version "{version}.0.1"')
-    assert find(environ) == tmp_path / "bin" / "java"
-
-
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("spark", "text", "told"),
     [
-        ('openjdk version "16.0.2"', "Java 16 was found"),
-        ('openjdk version "23"', "does not run on 23 or newer"),
-        ("Unable to locate a Java Runtime.", "but: Unable to locate a Java Runtime."),
+        ("4.0.0", 'openjdk version "17.0.1"', None),
+        ("4.0.0", 'openjdk version "22.0.1"', None),
+        ("4.3.0", 'openjdk version "25"', None),
+        ("4.0.0", 'openjdk version "16.0.2"', r"Java 16 was found.* Install Java 17 to 22 \("),
+        ("4.0.0", 'openjdk version "23"', r"does not run on 23 or newer\. Install Java 17 to 22 \("),
+        ("3.5.9", 'openjdk version "25"', r"Spark 3\.5 does not run on 18 or newer\. Install Java 17 \("),
+        (
+            "4.0.0",
+            "Unable to locate a Java Runtime.",
+            r"but: Unable to locate a Java Runtime\..* Install Java 17 to 22 ",
+        ),
     ],
 )
-def test_find_refuses_java(tmp_path: Path, text: str, said: str) -> None:
-    """A missing Java, or one that is too old or too new, is refused, with what to install."""
-    with pytest.raises(JavaMissingError) as caught:
-        find(java_that_prints(tmp_path, text))
-    assert said in str(caught.value)
-    assert "Install Java 17 to 22 (" in str(caught.value)
-
-
-def test_find_goes_by_spark(tmp_path: Path) -> None:
-    """The newest Java is that of the release of Spark; the oldest is Kafka's, also if Spark runs on an older one."""
-    environ = java_that_prints(tmp_path, 'openjdk version "25"')
-    assert find(environ, release_of("4.3.0")) == tmp_path / "bin" / "java"
-    with pytest.raises(JavaMissingError, match=r"Spark 3\.5 does not run on 18 or newer\. Install Java 17 \("):
-        find(environ, release_of("3.5.9"))
+def test_find_goes_by_kafka_and_spark(tmp_path: Path, spark: str, text: str, told: str | None) -> None:
+    """The oldest Java is Kafka's, the newest that of the release of Spark; another one is refused, with what to do."""
+    environ = java_that_prints(tmp_path, text)
+    if told is None:
+        assert find(environ, release_of(spark)) == tmp_path / "bin" / "java"
+    else:
+        with pytest.raises(JavaMissingError, match=told):
+            find(environ, release_of(spark))
 
 
 def test_locate_prefers_java_home(tmp_path: Path) -> None:

@@ -23,27 +23,30 @@ def pyspark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("line", ['__version__: str = "4.2.1"', "__version__ = '4.2.0.dev1'"])
-def test_without_jars_the_version_counts(
-    pyspark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+@pytest.mark.parametrize(
+    ("files", "spark", "scala"),
+    [
+        ({"version.py": '#\n__version__: str = "4.2.1"\n'}, "4.2", "2.13"),
+        ({"version.py": "#\n__version__ = '4.2.0.dev1'\n"}, "4.2", "2.13"),
+        ({"version.py": '__version__ = "4.2.1"', "jars/spark-core_2.13-3.5.0-amzn-0.jar": ""}, "3.5", "2.13"),
+        ({}, DEFAULT.name, DEFAULT.scala),
+    ],
+    ids=["client of Spark Connect", "other quotes", "jars", "nothing"],
+)
+def test_spark_is_what_lies_there(
+    pyspark: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], spark: str, scala: str
 ) -> None:
-    """The client of Spark Connect has no jars, and those of Databricks have other names: PySpark says its version."""
-    (pyspark / "version.py").write_text(f"#\n{line}\n")
-    assert spark_home.release().name == "4.2"
-    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
-    assert spark_home.release().name == "4.2"
+    """The jars count, as they are what runs; then PySpark's version; then, as in the set-up, that of the lock."""
+    for name, text in files.items():
+        (pyspark / name).parent.mkdir(exist_ok=True)
+        (pyspark / name).write_text(text)
+    assert (spark_home.release().name, spark_home.release().scala) == (spark, scala)
+    if "version.py" in files and len(files) == 1:
+        monkeypatch.setenv("SPARK_HOME", str(pyspark / "elsewhere"))
+        assert spark_home.release().name == spark
 
 
-def test_without_a_version_that_of_the_lock(pyspark: Path) -> None:
-    """So it is during the set-up, when there is no PySpark yet."""
-    assert spark_home.release() == DEFAULT
+def test_without_pyspark_that_of_the_lock(pyspark: Path) -> None:
+    """So it is during the set-up."""
     (pyspark / "__init__.py").unlink()
     assert spark_home.release() == DEFAULT
-
-
-def test_jars_count_before_the_version(pyspark: Path) -> None:
-    """The jars are what runs."""
-    (pyspark / "version.py").write_text('__version__ = "4.2.1"')
-    (pyspark / "jars").mkdir()
-    (pyspark / "jars" / "spark-core_2.13-3.5.0-amzn-0.jar").touch()
-    assert (spark_home.release().name, spark_home.release().scala) == ("3.5", "2.13")
