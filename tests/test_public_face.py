@@ -28,19 +28,9 @@ WHOLE = {
     "wideload.worker": "app.worker",
     **{f"wideload.stores.{name}": f"stores.{name}" for name in STORE_NAMES},
     **{
-        f"wideload.jobs.{name}": f"jobs.{name}"
-        for name in (
-            "audit",
-            "backfill",
-            "chunks",
-            "executors",
-            "inflate",
-            "ingest",
-            "offload",
-            "references",
-            "source",
-            "sweep",
-        )
+        each: each.partition(".")[2]
+        for each in MODULES
+        if each.startswith("wideload.jobs.") and not each.endswith(".archive")
     },
 }
 HEAVY = (

@@ -61,9 +61,6 @@ def blocks(path: Path) -> Iterator[Block]:
         yield Block(path.name, page.count("\n", 0, found.start()) + 1, found["language"].strip(), "".join(lines))
 
 
-# --- configurations -------------------------------------------------------------------------------------------------
-
-
 def check_toml(text: str, folder: Path) -> None:
     """A worker takes it as its file; what a fragment leaves out is added. Its stores are opened, without a request."""
     secret = folder / "secret"
@@ -101,9 +98,6 @@ def check_ini(text: str, folder: Path) -> None:
     check_shell(unit["Service"]["ExecStart"], folder)
 
 
-# --- programs -------------------------------------------------------------------------------------------------------
-
-
 def check_python(text: str, _folder: Path) -> None:
     """It compiles, alone or in a coroutine, and each name that it imports is there."""
     tree = compile(text, "block", "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
@@ -117,21 +111,13 @@ def check_python(text: str, _folder: Path) -> None:
             assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
 
 
-def check_session(text: str, folder: Path) -> None:
-    """What is typed in a session of Python compiles."""
-    check_python("".join(f"{line[4:]}\n" for line in text.splitlines() if line.startswith((">>> ", "... "))), folder)
-
-
 def check_json(text: str, _folder: Path) -> None:
-    """Each line is a document, or all of them are one."""
+    """All of it is one document, or each line is."""
     try:
         json.loads(text)
     except json.JSONDecodeError:
         for line in text.splitlines():
             json.loads(line)
-
-
-# --- command lines --------------------------------------------------------------------------------------------------
 
 
 def check_console(text: str, folder: Path) -> None:
@@ -154,8 +140,6 @@ def check_shell(text: str, folder: Path) -> None:
             check_command(each)
 
 
-# --- grammars -------------------------------------------------------------------------------------------------------
-
 _CORE = {"ALPHA", "DIGIT", "HEXDIG", "OCTET"}
 
 
@@ -168,19 +152,15 @@ def check_abnf(text: str, _folder: Path) -> None:
     assert {each for each in used - defined - _CORE if not re.search(rf"\b{each}\b", comments)} == set()
 
 
-def check_text(_text: str, _folder: Path) -> None:
-    """Nothing: it is what a program prints, a picture, or a pattern of a command."""
-
-
 CHECKS: Mapping[str, Callable[[str, Path], None]] = {
     "abnf": check_abnf,
     "console": check_console,
     "ini": check_ini,
     "json": check_json,
-    "pycon": check_session,
+    "pycon": lambda text, folder: check_python("".join(re.findall(r"(?m)^(?:>>>|\.\.\.) (.*\n)", text)), folder),
     "python": check_python,
     "sh": check_shell,
-    "text": check_text,
+    "text": lambda _text, _folder: None,  # what a program prints, a picture, or a pattern of a command
     "toml": check_toml,
     "yaml": check_yaml,
 }
@@ -230,10 +210,15 @@ def test_commands_in_sentences_are_right() -> None:
 
 
 def test_programs_use_names_that_are_there() -> None:
-    """Each name in a program is one of Python, of this or an earlier block of its page, or the reader's own."""
+    """Each name in a program is one of Python, of this or an earlier block of its page, or the reader's own.
+
+    No block escapes: the fences of each page are those of its blocks.
+    """
     for path in PAGES:
-        made = {*dir(builtins), *readers_program.__all__}
-        for block in [each for each in blocks(path) if each.language == "python"]:
+        made, found = {*dir(builtins), *readers_program.__all__}, [*blocks(path)]
+        fences = re.findall(r"^ *(?:```|~~~)", path.read_text(encoding="utf-8"), re.MULTILINE)
+        assert len(fences) == 2 * len(found), path.name
+        for block in [each for each in found if each.language == "python"]:
             nodes = [*ast.walk(ast.parse(block.text))]
             made |= {each.name for each in nodes if isinstance(each, ast.FunctionDef | ast.ClassDef)}
             made |= {each.arg for each in nodes if isinstance(each, ast.arg)}
@@ -287,13 +272,6 @@ def test_store_of_your_own_is_one(tmp_path: Path) -> None:
             deserializer.deserialize("orders", [*headers], path)
     assert isinstance(refused.value.__cause__, ReferenceRefusedError)
     assert isinstance(gone.value.__cause__, PayloadNotFoundError)
-
-
-def test_each_fence_is_of_a_block() -> None:
-    """No block escapes the pattern: the fences of each page are those of its blocks."""
-    for path in PAGES:
-        page = path.read_text(encoding="utf-8")
-        assert len(re.findall(r"^ *(?:```|~~~)", page, re.MULTILINE)) == 2 * len([*blocks(path)]), path.name
 
 
 @pytest.mark.parametrize(

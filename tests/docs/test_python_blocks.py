@@ -56,24 +56,21 @@ def test_lines_are_those_of_the_page() -> None:
     assert module_of("# A page\n\n```sh\nmake types\n```\n") is None
 
 
-def test_all_pages_are_compiled() -> None:
-    """The module of each page compiles: a block may await, and stands where its page has it."""
+def test_wrong_type_is_found(tmp_path: Path) -> None:
+    """The module of each page compiles, and mypy --strict finds what is wrong in a block, in the line of the page."""
     found = [(path, module) for path in PAGES if (module := module_of(path.read_text(encoding="utf-8")))]
     assert len(found) > 5
     for path, module in found:
         compile(module, str(path), "exec")
-
-
-def test_wrong_type_is_found(tmp_path: Path) -> None:
-    """mypy --strict finds what is wrong in a block, in the line of the page."""
     text = module_of("# A page\n\n```python\n1 + None\n```\n")
     assert text is not None
-    module = tmp_path / "page.py"
-    module.write_text(text.removeprefix(text.splitlines()[0]), encoding="utf-8")  # without a reader's own names
+    (tmp_path / "page.py").write_text(
+        text.removeprefix(text.splitlines()[0]), encoding="utf-8"
+    )  # no reader's own names
     # A process of its own: in this one, mypy would change the garbage collector for the tests behind.
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", "cache", "--config-file", "", module.name]
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "page.py:4: error: Unsupported operand types" in found.stdout, found.stderr
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", "cache", "--config-file", "", "page.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "page.py:4: error: Unsupported operand types" in done.stdout, done.stderr
 
 
 def test_types_are_checked_by_make() -> None:
