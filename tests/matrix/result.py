@@ -1,4 +1,4 @@
-"""What a cell of the matrix has found, the file that keeps it, and the table that shows it."""
+"""What a cell of the matrix has found, the file that keeps it; docs/tried_page.py shows it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from rich.markup import escape
-from rich.table import Table
-
-__all__ = ["FILE", "CellError", "NotHereError", "Result", "counted", "merged", "read", "table", "write"]
+__all__ = ["FILE", "CellError", "NotHereError", "Result", "counted", "merged", "read", "write"]
 
 FILE = Path(__file__).resolve().parents[2] / "docs" / "tried.json"
 """What docs/tried.md is made of."""
@@ -62,31 +59,20 @@ class Result:
         return bool(self.missing) or (self.passed > 0 and not (self.error or self.failed))
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """The outcome of a run of pytest; as in `Result`."""
-
-    passed: int
-    failed: Sequence[str]
-    skipped: Mapping[str, int]
-
-
-def counted(report: str) -> Counts:
-    """The outcome of a run of pytest, from its report in the form of JUnit."""
+def counted(report: str) -> tuple[int, list[str], Counter[str]]:
+    """What passed, failed and was skipped in a run of pytest, from its report in the form of JUnit; as in `Result`."""
     passed, failed, skipped = 0, [], Counter[str]()
     for case in ET.fromstring(report).iter("testcase"):  # noqa: S314  # pytest has written it
         broken = next((each for each in case if each.tag in {"failure", "error"}), None)
         left_out = case.find("skipped")
         if broken is not None:
-            reason = _line(broken.get("message", ""))
-            failed.append(
-                f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}: {reason}".removeprefix("::")
-            )
+            name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}".removeprefix("::")
+            failed.append(f"{name}: {_line(broken.get('message', ''))}")
         elif left_out is not None:
             skipped[_line(left_out.get("message", ""))] += 1
         else:
             passed += 1
-    return Counts(passed, failed, dict(skipped))
+    return passed, failed, skipped
 
 
 def _line(text: str) -> str:
@@ -121,31 +107,3 @@ def write(results: Iterable[Result], file: Path = FILE) -> None:
     new = file.with_suffix(".new")
     new.write_text(json.dumps([asdict(each) for each in results], indent=1) + "\n", encoding="utf-8")
     new.replace(file)
-
-
-def table(results: Iterable[Result]) -> Table:
-    """The one table; below each cell, why tests of it failed or were skipped."""
-    shown = Table(title="make matrix")
-    for name in ("cell", "what ran"):
-        shown.add_column(name)
-    for name in ("passed", "failed", "skipped", "set-up", "tests"):
-        shown.add_column(name, justify="right")
-    for each in results:
-        if each.missing or each.error:
-            what = f"not here: {each.missing}" if each.missing else f"FAILED: {each.error}"
-            shown.add_row(each.cell, escape(what), "", "", "", f"{each.set_up_s:.0f} s", "")
-            continue
-        shown.add_row(
-            each.cell,
-            ", ".join(f"{name} {version}" for name, version in each.versions.items()),
-            f"{each.passed:,}",
-            f"{len(each.failed):,}",
-            f"{sum(each.skipped.values()):,}",
-            f"{each.set_up_s:.0f} s",
-            f"{each.seconds:.0f} s",
-        )
-        for line in each.failed:
-            shown.add_row("", escape(f"failed: {line}"))
-        for reason, times in each.skipped.items():
-            shown.add_row("", escape(f"skipped, {times}: {reason}"))
-    return shown

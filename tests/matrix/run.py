@@ -16,14 +16,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rich.console import Console
-
+from docs.tried_page import table
 from tests.matrix import brokers, environment
 from tests.matrix.cells import CELLS, Cell, chosen
-from tests.matrix.result import FILE, CellError, Counts, NotHereError, Result, counted, merged, read, table, write
+from tests.matrix.result import FILE, CellError, NotHereError, Result, counted, merged, read, write
 from transforms.errors import WideloadError
 
 __all__ = ["main", "run"]
@@ -32,33 +32,25 @@ _BUILD = environment.ROOT / "build" / "matrix"
 _SECONDS = 900  # of the tests of a cell
 _NO_TESTS = 5  # pytest's status
 _FAILED = 1
-_WIDTH = 160  # of the table in a file
 
 
 def run(cell: Cell, workers: str) -> Result:
     """Runs the tests of a cell, and says what came of them; only an interrupt ends it early."""
-    began, date = time.monotonic(), datetime.now(UTC).date().isoformat()
+    began = time.monotonic()
+    found = Result(cell.name, datetime.now(UTC).date().isoformat())
     try:
         python = environment.made(cell.environment)
         with brokers.running_broker(cell.broker) as (bootstrap, what):
             versions = {**what, **environment.versions(cell.environment, python)}
-            set_up_s, began = time.monotonic() - began, time.monotonic()
-            counts = _tests(cell, python, bootstrap, workers)
+            found = replace(found, versions=versions, set_up_s=round(time.monotonic() - began, 1))
+            passed, failed, skipped = _tests(cell, python, bootstrap, workers)
+            skipped.update(cell.cannot.values())
     except NotHereError as exc:
-        return Result(cell.name, date, missing=_of_any_machine(exc), set_up_s=round(time.monotonic() - began, 1))
+        return replace(found, missing=_of_any_machine(exc), set_up_s=round(time.monotonic() - began, 1))
     except (CellError, OSError, RuntimeError, WideloadError) as exc:
-        return Result(cell.name, date, error=_of_any_machine(exc), set_up_s=round(time.monotonic() - began, 1))
-    seconds = time.monotonic() - began
-    return Result(
-        cell.name,
-        date,
-        versions,
-        counts.passed,
-        counts.failed,
-        {**counts.skipped, **Counter(cell.cannot.values())},
-        set_up_s=round(set_up_s, 1),
-        seconds=round(seconds, 1),
-    )
+        return Result(found.cell, found.date, error=_of_any_machine(exc), set_up_s=round(time.monotonic() - began, 1))
+    seconds = round(time.monotonic() - began - found.set_up_s, 1)
+    return replace(found, passed=passed, failed=failed, skipped=skipped, seconds=seconds)
 
 
 def _of_any_machine(error: Exception) -> str:
@@ -66,7 +58,7 @@ def _of_any_machine(error: Exception) -> str:
     return str(error).replace(f"{environment.ROOT}/", "").replace(f"{Path.home()}/", "~/")
 
 
-def _tests(cell: Cell, python: environment.Python, bootstrap: str, workers: str) -> Counts:
+def _tests(cell: Cell, python: environment.Python, bootstrap: str, workers: str) -> tuple[int, list[str], Counter[str]]:
     """Runs pytest, whose output goes to a file."""
     _BUILD.mkdir(parents=True, exist_ok=True)
     report, log_path = _BUILD / f"{cell.name}.xml", _BUILD / f"{cell.name}.log"
@@ -119,14 +111,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         read()  # else the first result could not be kept
     except ValueError as exc:
         parser.error(str(exc))
-    console, results, began = Console(soft_wrap=True), [], time.monotonic()
+    results, began = [], time.monotonic()
     for cell in cells:
-        console.print(f"{cell.name} ... ", end="")
+        print(f"{cell.name} ... ", end="", flush=True)
         results.append(result := run(cell, options.workers))
         said = result.missing or result.error or f"{result.passed} passed, {len(result.failed)} failed"
-        console.print(f"{said}, {result.set_up_s + result.seconds:.0f} s", markup=False, highlight=False)
+        print(f"{said}, {result.set_up_s + result.seconds:.0f} s")
         write(merged(read(), [result], list(CELLS)))
-    Console(width=None if sys.stdout.isatty() else _WIDTH).print(table(results))
+    print(table(results))
     print(f"{time.monotonic() - began:,.0f} s; results in {FILE.relative_to(environment.ROOT)}, output in build/matrix")
     return 0 if all(result.good for result in results) else 1
 

@@ -11,14 +11,10 @@ from tests.matrix.environment import ROOT
 
 
 def test_cells_are_chosen_by_name() -> None:
-    """Names stand between spaces or commas; none means the usual cells, "all" all of them."""
+    """Names stand between spaces or commas; none means the usual cells, "all" all; an unknown one is told."""
     assert [cell.name for cell in chosen("spark-3.5,kafka-2.8  kafka-2.8")] == ["spark-3.5", "kafka-2.8"]
     assert [cell.name for cell in chosen(" ")] == list(USUAL)
     assert [cell.name for cell in chosen("all")] == list(CELLS)
-
-
-def test_unknown_cell_is_refused() -> None:
-    """The message names the cell, and those that there are."""
     with pytest.raises(ValueError, match=r"^no cell 'kafka-1\.0'; there are: all kafka-2\.8 "):
         chosen("kafka-2.8 kafka-1.0")
 

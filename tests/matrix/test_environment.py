@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from tests.matrix import environment
 
 LOCK = """# a comment
@@ -14,19 +18,12 @@ Some_Tool[extra]==2
 """
 
 
-def test_lock_is_read_in_blocks() -> None:
-    """A requirement of the lock is its line with the hashes behind it, by its normal name."""
-    found = dict(environment._blocks(LOCK))
-    assert list(found) == ["boto3", "pyspark", "some-tool"]
-    assert found["pyspark"] == LOCK[LOCK.index("pyspark") : LOCK.index("Some_Tool")]
-
-
-def test_own_packages_replace_those_of_the_lock() -> None:
-    """The lock is installed without what is replaced, and then what replaces it."""
-    wanted = environment.Environment(replaced=("pyspark==3.5.9", "pandas<3"))
-    (locked, options), (own, _) = environment._steps(wanted, environment.ROOT)
-    names = dict(environment._blocks(locked))
-    assert options == ["--no-deps"]
-    assert "boto3" in names
-    assert {"pyspark", "pandas"}.isdisjoint(names)
-    assert own == "pyspark==3.5.9\npandas<3"
+def test_own_packages_replace_those_of_the_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The lock is installed without what is replaced, a line with its hashes each, and then what replaces it."""
+    monkeypatch.setattr(environment, "_LOCK", tmp_path / "lock")
+    (tmp_path / "lock").write_text(LOCK)
+    wanted = environment.Environment(replaced=("pyspark==3.5.9", "Some.Tool<3"))
+    assert environment._steps(wanted, environment.ROOT) == [
+        ("boto3==1.44.5 \\\n    --hash=sha256:aa\n", ["--no-deps"]),
+        ("pyspark==3.5.9\nSome.Tool<3", ()),
+    ]
