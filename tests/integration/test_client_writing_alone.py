@@ -141,7 +141,8 @@ def test_errors_are_confluent_kafkas(make_log: MakeLog) -> None:
     with pytest.raises(ValueSerializationError):
         producer.produce(log.topic, value=object())
     producer.produce(log.topic, value="own")  # nothing polls for it
-    assert [producer.close() in (True, False) for _ in range(2)] == [True] * 2
+    assert producer.close()
+    producer.close()  # may be called twice
 
 
 async def test_delivery_callbacks(make_log: MakeLog) -> None:
