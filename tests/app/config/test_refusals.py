@@ -79,6 +79,7 @@ consumer.group.protocol = 'consumer'
   consumer (KIP-848)
 [pipelines.a]
 topics = ['a']
+output.topic = 'b'
 → pipelines.a.topics: is not a key that is known here; a pipeline is a table [pipeline.NAME]
 'web.port' = 1
 web.port = 2
@@ -576,6 +577,7 @@ WRITES_CHUNKS, SUMS = (ORDERS.replace(STORE, "").replace("offload", name) for na
         ),
         (ORDERS + 'consumer.isolation.level = "read_uncommitted"', None),
         (ORDERS + "transaction.boundary.interval.ms = 60000", None),
+        (ORDERS + "producer.delivery.timeout.ms = 41000\nproducer.linger.ms = 1000", None),
         *(
             (S3.replace("offload", "inflate") + f's3.bucket = "{bucket}"\nreference.format = "{name}"', None)
             for bucket, name in itertools.product(("pay_loads", "pay.2024"), ("bakdata-headers", "bakdata-flag"))

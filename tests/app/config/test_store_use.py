@@ -190,6 +190,12 @@ def test_pipelines_that_share_no_key() -> None:
     between = table("more", "a", "d", "inflate", S3, *signed("m" * 32, NEW, OLD))
     expected = {KEYS: NEW, PREVIOUS: [OLD, "m" * 32], REQUIRED: True}
     assert only(one + other + between).signing_of("a") == expected
+    branching = (("1", ""), ("2", "1"), ("3", "2"), ("4", "1"))
+    text = "".join(
+        table(f"p{key}", "a", f"to-{key}", "inflate", S3, *signed(key * 32, *([old * 32] if old else [])))
+        for key, old in branching
+    )
+    assert only(text).signing_of("a")[KEYS] == "1" * 32
 
 
 def test_all_keys_of_dead_letters() -> None:

@@ -300,6 +300,7 @@ UnsupportedVersionError
         *((getattr(kafka_errors, name)("gone"), True) for name in PASSING.split()),
         (kafka_errors.for_code(-1)(), True),
         (kafka_errors.for_code(74)(), True),  # FENCED_LEADER_EPOCH, which aiokafka does not know
+        (kafka_errors.KafkaError("a task has failed"), True),
         (TimeoutError(), True),
         (ConnectionResetError(104, "Connection reset by peer"), True),
         (socket.gaierror(-2, "Name or service not known"), True),

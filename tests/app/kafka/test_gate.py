@@ -156,28 +156,34 @@ async def test_addresses_share_the_start(addresses: int, parts: int, monkeypatch
     assert client._request_timeout_ms == 9_000
 
 
-async def test_a_start_that_is_cancelled_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("outcome", ["answered", "cancelled"])
+async def test_a_start_that_is_cancelled_leaves_nothing(outcome: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets a moment for its answer; aiokafka would forget the connection, and leave it open."""
-    began, closed = asyncio.Event(), list[str]()
+    began, let, ended = asyncio.Event(), asyncio.Event(), list[str]()
 
-    async def connect(host: str, *_: object, **__: object) -> None:
+    async def connect(*_: object, **__: object) -> None:
+        began.set()
         try:
-            began.set()
-            await asyncio.Event().wait()
-        finally:
-            closed.append(host)
+            await let.wait()
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+        ended.append("answered")
+        raise ConnectionRefusedError
 
     monkeypatch.setattr("aiokafka.client.create_conn", connect)
-    monkeypatch.setattr(gate_module, "_START_S", 0.01)
+    monkeypatch.setattr(gate_module, "_START_S", 5 if outcome == "answered" else 0.01)
     client = AIOKafkaClient(bootstrap_servers="b:1")
     Gate.of(client)
     starting = asyncio.create_task(client.bootstrap())
     await began.wait()
     starting.cancel()
+    if outcome == "answered":
+        asyncio.get_running_loop().call_later(0.01, let.set)
     with pytest.raises(asyncio.CancelledError):
         await starting
     await asyncio.sleep(0)
-    assert closed == ["b"]
+    assert ended == [outcome]
 
 
 @pytest.mark.parametrize("make", [AIOKafkaConsumer, AIOKafkaProducer, AdminClient])

@@ -84,6 +84,8 @@ def test_sizes_and_stamps(codec: str) -> None:
         builder._set_producer_state(*stamp)  # as aiokafka does
         assert parsed(builder) == (stamp, [listed(text)])
         assert builder.stamp == stamp
+    builder._set_producer_state(5, 1, -(2**31))  # so aiokafka counts on; in a log 0 follows
+    assert builder.stamp == Stamp(5, 1, 0)
 
 
 @given(st.lists(records(), min_size=2, max_size=7), st.sampled_from(sorted(CODECS)))
