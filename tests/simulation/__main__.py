@@ -19,7 +19,6 @@ _KINDS = 5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs them; the exit status."""
     options = _parser()
     given = options.parse_args(arguments)
     from tests.simulation.clock import real_s, take_the_place_of_time

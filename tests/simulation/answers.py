@@ -43,11 +43,6 @@ def answer(request: Any, **values: Any) -> Any:
     return kind(*_maker(kind.SCHEMA)(values))
 
 
-def values(request: Any) -> Mapping[str, Any]:
-    """The fields of a request, by name."""
-    return {name: getattr(request, name) for name in request.SCHEMA.names}
-
-
 def _maker(schema: Any) -> _Make:
     """Kept by the schema: as aiokafka's are, it lives as long as the process."""
     found = _makers.get(id(schema))

@@ -22,7 +22,6 @@ class Logged:
     key: bytes  # of the message
     first: int  # the offset of its first record
     last: int  # the offset of its last record
-    chunked: bool  # whether it is more than one record
     whole: bool  # whether all chunks are there, in order
     numbers: list[int] = field(default_factory=list)
 
@@ -34,10 +33,10 @@ def logged(log: PartitionLog) -> list[Logged]:
         headers = dict(record.headers)
         uuid = headers.get(_HEADERS + "uuid")
         if uuid is None:
-            found[offset] = Logged(record.key, offset, offset, chunked=False, whole=True)
+            found[offset] = Logged(record.key, offset, offset, whole=True)
             continue
         number, count = int(headers[_HEADERS + "id"]), int(headers[_HEADERS + "count"])
-        message = found.setdefault(uuid, Logged(record.key, offset, offset, chunked=True, whole=False))
+        message = found.setdefault(uuid, Logged(record.key, offset, offset, whole=False))
         message.numbers.append(number)
         message.last = offset
         message.whole = message.numbers == [*range(count)]
@@ -60,7 +59,6 @@ class Given:
 
 
 def given_up(discarded: Discarded) -> Given:
-    """What an application is told of a message that is not whole."""
     if discarded.gone is not None:
         partition: Any = discarded.gone.partition
         return Given(partition[1], discarded.last, b"", None, discarded.first, discarded.reason)
@@ -69,8 +67,6 @@ def given_up(discarded: Discarded) -> Given:
 
 
 class Ledger:
-    """What all consumers of a group were given."""
-
     def __init__(
         self,
         play: Play,
@@ -84,7 +80,6 @@ class Ledger:
         self._commits: dict[int, tuple[int, str]] = {}
 
     def give(self, given: Given) -> None:
-        """Takes in what an application has got."""
         self._got.setdefault(given.partition, {}).setdefault(given.offset, given)
 
     def commit(self, number: int, offset: int, metadata: str) -> None:
@@ -153,7 +148,6 @@ class Reading:
             each.pop(number, None)
 
     def give(self, given: Given) -> None:
-        """Takes in a record, or a message that is not whole."""
         play, number = self._ledger.play, given.partition
         what = f"{given.key!r}: {number} at {given.first}-{given.offset}"
         if given.reason is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,8 +25,6 @@ from transforms.errors import ConfigurationError
 
 @dataclass(slots=True)
 class Sent:
-    """A message that a producer has begun to send."""
-
     partition: int  # where to
     value: bytes  # of it
     task: str  # which task has sent it
@@ -37,8 +35,6 @@ class Sent:
 class Writer(PlayActor):
     """An application that sends messages from several tasks, some of them as chunks."""
 
-    numbers: Iterator[int]
-
     def __init__(self, play: Play, config: dict[str, Any], partitions: int, messages: int) -> None:
         super().__init__(play, "writer")
         self._config, self._partitions, self._messages = config, partitions, messages
@@ -46,7 +42,6 @@ class Writer(PlayActor):
         self._ids = itertools.count()
 
     async def work(self) -> None:
-        """Sends all its messages, and ends."""
         producer = await self._started()
         if producer is None:
             return
@@ -103,19 +98,16 @@ class Writer(PlayActor):
         results.clear()
 
 
-class Reader(PlayActor):
-    """An application that consumes, and commits."""
-
+class Reader(PlayActor, ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
     def __init__(self, play: Play, ledger: Ledger, config: dict[str, Any], habits: dict[str, Any]) -> None:
         super().__init__(play, "reader")
         self._config, self._habits = config, habits
         self._reading = Reading(ledger, self.process.name)
 
     async def work(self) -> None:
-        """Consumes until it is asked to end."""
         while not self.stopping:
             consumer = AssemblingConsumer(self._config, on_discarded=self._discarded)
-            consumer.subscribe(["chunks"], listener=_Listener(self))
+            consumer.subscribe(["chunks"], listener=self)
             try:
                 await consumer.start()
                 await self._consume(consumer)
@@ -184,13 +176,9 @@ class Reader(PlayActor):
                 self.play.tell(f"{self.process.name} seeks to its position {position} of {tp.partition}")
                 self._reading.forget(tp.partition)
                 consumer.seek(tp, position)
-        elif kind == "committed":
+        elif kind in {"committed", "beginning"}:
             self._reading.forget(tp.partition)
-            await consumer.seek_to_committed(tp)
-            self._reading.forget(tp.partition)
-        elif kind == "beginning":
-            self._reading.forget(tp.partition)
-            await consumer.seek_to_beginning(tp)
+            await (consumer.seek_to_committed(tp) if kind == "committed" else consumer.seek_to_beginning(tp))
             self._reading.forget(tp.partition)
 
     def _given(self, record: Any) -> None:
@@ -200,22 +188,13 @@ class Reader(PlayActor):
     def _discarded(self, discarded: Discarded) -> None:
         self._reading.give(given_up(discarded))
 
-    def assigned(self, numbers: Iterable[int]) -> None:
-        """Takes in which partitions have come."""
-        for number in [*self._reading.last]:
-            self._reading.forget(number)
-        self._reading.assigned(numbers)
-
-
-class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-
     def on_partitions_revoked(self, revoked: Any) -> None:
-        """Nothing is done."""
+        pass
 
     def on_partitions_assigned(self, assigned: Any) -> None:
-        self._reader.assigned(each.partition for each in assigned)
+        for number in [*self._reading.last]:
+            self._reading.forget(number)
+        self._reading.assigned(each.partition for each in assigned)
 
 
 _GROUP, _TOPIC = "readers", "chunks"
@@ -292,8 +271,6 @@ class ChunksPlay(Play):
         if group == _GROUP:
             for (_, number), commit in offsets.items():
                 self._ledger.commit(number, commit.offset, commit.metadata)
-
-    # --- the end ------------------------------------------------------------------------------------------------------
 
     def _sent(self) -> dict[bytes, Sent]:
         return {key: sent for each in self.actors if isinstance(each, Writer) for key, sent in each.sent.items()}

@@ -58,5 +58,4 @@ def take_the_place_of_time() -> None:
 
 
 def installed() -> bool:
-    """Whether they have."""
     return time.monotonic is monotonic

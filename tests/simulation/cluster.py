@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from typing import Any
 
+from tests.simulation.answers import refused
 from tests.simulation.clock import BEGAN_S
 from tests.simulation.groups import TOPIC as OFFSETS
 from tests.simulation.groups import Commit, Groups, OffsetsLog
@@ -18,6 +19,11 @@ from tests.simulation.transactions import INVALID_EPOCH, Transactions
 NOT_LEADER, UNKNOWN_TOPIC, OUT_OF_RANGE, NOT_COORDINATOR, LOADING, FENCED_EPOCH, UNKNOWN_EPOCH = 6, 3, 1, 16, 14, 74, 75
 NOT_AVAILABLE, LEADER_NOT_AVAILABLE, NOT_ENOUGH_REPLICAS = 15, 5, 19
 
+_HEARTBEAT = 12
+# By request: whether a group or a transaction has the coordinator, and which field has the name.
+_COORDINATED = {11: (0, "group"), 12: (0, "group"), 13: (0, "group"), 14: (0, "group")} | dict.fromkeys(
+    (22, 24, 25, 26), (1, "transactional_id")
+)
 Reply = Callable[..., None]
 _DEFAULTS = {
     "max.message.bytes": "1048588",
@@ -57,12 +63,10 @@ class Topic:
 
 
 class Cluster:
-    """The cluster of one history."""
-
-    def __init__(self, loop: SimulatedLoop, chance: Random, release: str, brokers: int = 3) -> None:
+    def __init__(self, loop: SimulatedLoop, chance: Random, release: str) -> None:
         self._loop = loop
         self._chance = chance
-        self.brokers = {number: Broker(number) for number in range(1, brokers + 1)}
+        self.brokers = {number: Broker(number) for number in (1, 2, 3)}
         self.topics: dict[str, Topic] = {}
         self.groups = Groups(loop.call_later)
         self.offsets_log = OffsetsLog(loop)
@@ -76,8 +80,6 @@ class Cluster:
         self.late_offsets: dict[str, Any] = {}  # by transactional id; see `_Connection`
         self.committed: Callable[[str, Mapping[Any, Commit]], None] = lambda *_: None
 
-    # --- what tests do ------------------------------------------------------------------------------------------------
-
     def create(self, name: str, partitions: int, **config: str) -> Topic:
         """Creates a topic; names of properties have underscores in place of dots."""
         self._topic_ids += 1
@@ -88,19 +90,16 @@ class Cluster:
         return self.topics[name]
 
     def logs(self, topic: str) -> list[PartitionLog]:
-        """The logs of a topic; none if it does not exist."""
         return self.topics[topic].logs if topic in self.topics else []
 
     def grow(self, topic: str) -> None:
-        """Adds a partition to a topic that exists."""
         self.topics[topic].logs.append(PartitionLog(self._chance.choice(sorted(self.brokers))))
 
     def delete(self, topic: str) -> Topic:
-        """Deletes a topic that exists, and what groups have committed of it."""
         gone = self.topics.pop(topic)
         self.groups.forget(topic)
         for log in gone.logs:
-            wake_all(log)
+            log.wake()
         return gone
 
     def log(self, topic: str, partition: int) -> PartitionLog:
@@ -115,7 +114,7 @@ class Cluster:
         others = [each for each in self.brokers.values() if each.number != log.node]
         up = [each.number for each in others if each.up and not self.isolation.of(each.number)]
         log.elect(self._chance.choice(up or [log.node]))
-        wake_all(log)
+        log.wake()
 
     def move_coordinator(self, key: tuple[int, str]) -> None:
         """Another broker coordinates a group, or a transactional id; it loads first."""
@@ -137,24 +136,22 @@ class Cluster:
             if not silent:
                 connection.cut("the broker went down")
         broker.connections.clear()
+        self._pass_on(broker.number)
+
+    def _pass_on(self, number: int) -> None:
+        """Others lead and coordinate in the place of a broker."""
         for topic in self.topics.values():
             for log in topic.logs:
-                if log.node == broker.number:
+                if log.node == number:
                     self.move_leader(log)
         for key, node in [*self._coordinators.items()]:
-            if node == broker.number:
+            if node == number:
                 self.move_coordinator(key)
 
     def isolate(self, node: int, seconds: float) -> None:
         """A broker is cut off from the others, which lead and coordinate in its place; see `Isolation`."""
         self.isolation.begin(node, seconds, self.topics.values())
-        for topic in self.topics.values():
-            for log in topic.logs:
-                if log.node == node:
-                    self.move_leader(log)
-        for key, coordinator in [*self._coordinators.items()]:
-            if coordinator == node:
-                self.move_coordinator(key)
+        self._pass_on(node)
 
     def kill_all(self, down_s: float, lag_s: float, behind_s: float) -> None:
         """All brokers are killed at once, and are back after a while; see `OffsetsLog`."""
@@ -168,18 +165,24 @@ class Cluster:
         for topic in self.topics.values():
             for log in topic.logs:
                 log.elect(log.node)
-                wake_all(log)
+                log.wake()
         for key in self._coordinators:
             self._loading[key] = back_s + self._chance.random() * 0.2
 
     def _marking_s(self) -> float:
         return self.offsets_log.left_s + self._chance.random() * 0.05
 
-    # --- requests -----------------------------------------------------------------------------------------------------
-
     def handle(self, node: int, request: Any, reply: Reply) -> None:
         """Answers a request by `reply`, now or later, with the fields of the response."""
-        handlers[request.API_KEY](self, node, request, reply)
+        kind, field = _COORDINATED.get(request.API_KEY, (0, ""))
+        name = getattr(request, field) if field else None
+        code = 0 if name is None else self._coordinates(node, kind, name)
+        if request.API_KEY == _HEARTBEAT and code == LOADING:
+            reply(error_code=0)  # as `GroupCoordinatorService.heartbeat` does
+        elif code:
+            reply(**refused(request, code))
+        else:
+            handlers[request.API_KEY](self, node, request, reply)
 
     def _metadata(self, node: int, request: Any, reply: Reply) -> None:
         flexible = request.FLEXIBLE_VERSION
@@ -337,8 +340,6 @@ class Cluster:
             rows.append({"topic": topic, "partitions": parts})
         reply(topics=rows)
 
-    # --- coordinators -------------------------------------------------------------------------------------------------
-
     def _find_coordinator(self, node: int, request: Any, reply: Reply) -> None:
         key = (
             getattr(request, "coordinator_type", 0),
@@ -355,34 +356,6 @@ class Cluster:
         if self._coordinators.get(key) != node:
             return NOT_COORDINATOR
         return LOADING if self._loading.get(key, 0) > self._loop.time() else 0
-
-    def _join(self, node: int, request: Any, reply: Reply) -> None:
-        code = self._coordinates(node, 0, request.group)
-        if code:
-            reply(error_code=code, generation_id=-1, group_protocol="", leader_id="", member_id="", members=[])
-        else:
-            self.groups.join(request, reply)
-
-    def _sync(self, node: int, request: Any, reply: Reply) -> None:
-        code = self._coordinates(node, 0, request.group)
-        if code:
-            reply(error_code=code, member_assignment=b"")
-        else:
-            self.groups.sync(request, reply)
-
-    def _heartbeat(self, node: int, request: Any, reply: Reply) -> None:
-        code = self._coordinates(node, 0, request.group)
-        if code:
-            reply(error_code=0 if code == LOADING else code)  # as `GroupCoordinatorService.heartbeat` does
-        else:
-            self.groups.heartbeat(request, reply)
-
-    def _leave(self, node: int, request: Any, reply: Reply) -> None:
-        code = self._coordinates(node, 0, request.group)
-        if code:
-            reply(error_code=code)
-        else:
-            self.groups.leave(request, reply)
 
     def _describe_groups(self, node: int, request: Any, reply: Reply) -> None:
         codes = {name: self._coordinates(node, 0, name) for name in request.groups}
@@ -432,23 +405,19 @@ class Cluster:
         reply(error_code=0, topics=by_topic(rows))
 
     def _begin_producer(self, node: int, request: Any, reply: Reply) -> None:
-        name = request.transactional_id
-        code = 0 if name is None else self._coordinates(node, 1, name)
-        producer_id = epoch = -1
-        if not code:
-            code, producer_id, epoch = self.transactions.begin_producer(name, request.transaction_timeout_ms)
+        code, producer_id, epoch = self.transactions.begin_producer(
+            request.transactional_id, request.transaction_timeout_ms
+        )
         reply(error_code=code, producer_id=producer_id, producer_epoch=epoch)
 
     def _add_partitions(self, node: int, request: Any, reply: Reply) -> None:
         places = [(topic, number) for topic, numbers in request.topics for number in numbers]
-        code = self._coordinates(node, 1, request.transactional_id)
-        code = code or self.transactions.add(request, places, ())
+        code = self.transactions.add(request, places, ())
         rows = by_topic({place: {"error_code": code} for place in places}, "partition_errors")
         reply(errors=rows)
 
     def _add_offsets(self, node: int, request: Any, reply: Reply) -> None:
-        code = self._coordinates(node, 1, request.transactional_id)
-        reply(error_code=code or self.transactions.add(request, (), [request.group_id]))
+        reply(error_code=self.transactions.add(request, (), [request.group_id]))
 
     def _commit_in_transaction(self, node: int, request: Any, reply: Reply) -> None:
         if self.offsets_log.left_s:
@@ -478,8 +447,7 @@ class Cluster:
         reply(errors=rows)
 
     def _end_transaction(self, node: int, request: Any, reply: Reply) -> None:
-        code = self._coordinates(node, 1, request.transactional_id)
-        reply(error_code=code or self.transactions.end(request))
+        reply(error_code=self.transactions.end(request))
 
     def _mark(self, place: tuple[str, int], producer_id: int, epoch: int, commit: bool) -> bool:  # noqa: FBT001
         topic = self.topics.get(place[0])
@@ -496,8 +464,6 @@ class Cluster:
         self.offsets_log.note(group, self.groups.committed(group))
         if commit and pending:
             self.committed(group, pending)
-
-    # --- configuration ------------------------------------------------------------------------------------------------
 
     def _describe_configs(self, node: int, request: Any, reply: Reply) -> None:
         rows = []
@@ -537,12 +503,12 @@ handlers: Mapping[int, Callable[[Cluster, int, Any, Reply], None]] = {
     8: Cluster._commit,
     9: Cluster._fetch_offsets,
     10: Cluster._find_coordinator,
-    11: Cluster._join,
-    12: Cluster._heartbeat,
-    13: Cluster._leave,
-    14: Cluster._sync,
-    15: Cluster._describe_groups,
+    11: lambda cluster, _, request, reply: cluster.groups.join(request, reply),
+    12: lambda cluster, _, request, reply: cluster.groups.heartbeat(request, reply),
+    13: lambda cluster, _, request, reply: cluster.groups.leave(request, reply),
+    14: lambda cluster, _, request, reply: cluster.groups.sync(request, reply),
     19: Cluster._create_topics,
+    15: Cluster._describe_groups,
     22: Cluster._begin_producer,
     23: Cluster._epoch_ends,
     24: Cluster._add_partitions,
@@ -554,18 +520,11 @@ handlers: Mapping[int, Callable[[Cluster, int, Any, Reply], None]] = {
 }
 
 
-def wake_all(log: PartitionLog) -> None:
-    waiters, log.waiters = log.waiters, []
-    for wake in waiters:
-        wake()
-
-
 def _stamp(data: bytes) -> tuple[int, int]:
     return int.from_bytes(data[43:51], "big", signed=True), int.from_bytes(data[51:53], "big", signed=True)
 
 
 def commits(topics: Any) -> dict[tuple[str, int], Commit]:
-    """The offsets in a commit, with epochs or without."""
     return {
         (topic, row[0]): Commit(row[1], row[2] if len(row) > 3 else -1, row[3 if len(row) > 3 else 2] or "")
         for topic, partitions, *_ in topics
@@ -574,12 +533,7 @@ def commits(topics: Any) -> dict[tuple[str, int], Commit]:
 
 
 def by_topic(rows: Mapping[tuple[str, int], Mapping[str, Any]], name: str = "partitions") -> list[dict[str, Any]]:
-    """Rows of partitions, in rows of topics."""
     found: dict[str, list[Any]] = {}
     for (topic, partition), row in rows.items():
         found.setdefault(topic, []).append({"partition": partition, **row})
     return [{"topic": topic, name: each} for topic, each in found.items()]
-
-
-def topics_of(names: Iterable[str]) -> list[str]:
-    return sorted(names)

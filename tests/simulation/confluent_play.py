@@ -7,7 +7,7 @@ stored is committed in the background, and when partitions go. Messages, errors 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import confluent_kafka
@@ -109,14 +109,12 @@ class FakeConsumer:
         return None if asynchronous else offsets
 
     def commit_stored(self) -> None:
-        """What the background commit does."""
         if self.member is not None and self.play.commits_stored:
             told = {number: each for number, each in self.stored.items() if self.play.commits.get(number) != each}
             if told:
                 self.play.commit(self.member, told)
 
     def poll(self, timeout: float = -1) -> Message | None:
-        """One message; waits for one."""
         found = FakeConsumer.consume(self, 1, timeout)
         return found[0] if found else None
 
@@ -186,9 +184,8 @@ class FakeConsumer:
 
 
 class ConfluentMember(Member):
-    """An application with confluent-kafka."""
-
     RAISED = (KafkaException,)
+    PARTITION = TopicPartition
     message: Message | None = None  # the last one of a call
 
     def begin(self, values: dict[str, Any]) -> None:
@@ -237,9 +234,6 @@ class ConfluentMember(Member):
         else:
             self.client.commit(asynchronous=asynchronous)
 
-    def partitions(self, numbers: Iterable[int]) -> list[TopicPartition]:
-        return [TopicPartition(TOPIC, each) for each in numbers]
-
     def hold(self, call: Callable[..., None], numbers: Sequence[int]) -> None:
         call(self.partitions(numbers))
 
@@ -255,11 +249,9 @@ class ConfluentMember(Member):
 class ConfluentPlay(PolledPlay):
     @property
     def commits_stored(self) -> bool:
-        """Whether `enable.auto.commit` is true."""
         return bool(self.keys["commits"] == "auto")
 
     def client_class(self) -> Any:
-        """Our consumer, derived from the fake in this process."""
         module: Any = importlib.import_module("app.serializers.confluent_reads")
         replaced: Any = confluent_kafka.Consumer
         if replaced is not FakeConsumer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.messages import Message
@@ -27,17 +27,16 @@ if TYPE_CHECKING:
 _UNWRAP = Unwrap(HeaderTable({WRAPPED_HEADER: "n"}))
 
 
-class UnreadableError(ValueError):
-    """The application cannot read what it gets."""
+class UnreadableError(ValueError): ...
 
 
 class Reader:
     """The application: it resolves references, puts chunks together and takes wrappers off, of one partition."""
 
-    def __init__(
-        self, log: PartitionLog, payloads: Mapping[str, bytes], *, unwraps: bool, torn: Container[bytes | None] = ()
-    ) -> None:
-        self.log, self._payloads, self._unwraps, self._torn = log, payloads, unwraps, torn
+    def __init__(self, world: World, log: PartitionLog) -> None:
+        self.log, self._payloads = log, world.store.payloads
+        self._unwraps = "wrap" in world.scenario.work.kind.transforms
+        self._torn = world.losses.kept  # keys of messages whose first chunks may be in a topic that is deleted
         self._assembler = Reassembly(Limits(1_000, 1 << 30, 1 << 30, 0))
         self._next = 0
         self.read: list[RecordLike] = []
@@ -47,11 +46,9 @@ class Reader:
 
     @property
     def pending(self) -> int:
-        """Messages of which chunks are missing."""
         return self._assembler.pending
 
     def go_on(self) -> Sequence[RecordLike]:
-        """Reads to the end; all that it has got."""
         stable = self.log.stable
         for offset, record in self.log.committed(self._next):
             if offset >= stable:
@@ -191,23 +188,17 @@ _PLACE = re.compile(r"topic raw, partition (\d+), offset (\d+):")
 
 
 class Delivered:
-    """Looks at the topics that a pipeline writes to."""
-
     def __init__(self, world: World) -> None:
         self._world = world
-        self._unwraps = "wrap" in world.scenario.work.kind.transforms
         self._readers: dict[int, Reader] = {}
         self._letters: dict[tuple[int, int], list[Any]] = {}
         self._dead: list[PartitionLog] = []
         self._next = 0
 
     def _reader(self, number: int) -> Reader:
-        world = self._world
-        found, log = self._readers.get(number), world.cluster.log("out", number)
+        found, log = self._readers.get(number), self._world.cluster.log("out", number)
         if found is None or found.log is not log:  # another topic of that name
-            found = self._readers[number] = Reader(
-                log, world.store.payloads, unwraps=self._unwraps, torn=world.losses.kept
-            )
+            found = self._readers[number] = Reader(self._world, log)
         return found
 
     def _got(self, number: int) -> Sequence[Sequence[Any]]:

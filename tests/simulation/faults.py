@@ -39,13 +39,10 @@ _NAMES: Mapping[int, str] = {
 
 def request_name(request: Any) -> str:
     """The API of a request; `connect` for none."""
-    if request is None:
-        return "connect"
-    return _NAMES.get(request.API_KEY) or str(request.API_KEY)
+    return "connect" if request is None else _NAMES.get(request.API_KEY, str(request.API_KEY))
 
 
 def codes(fields: Any) -> Iterator[int]:
-    """The error codes in the fields of a response."""
     if isinstance(fields, Mapping):
         for name, value in fields.items():
             if name == "error_code":
@@ -151,8 +148,6 @@ _KINDS = ("lost", "unanswered", "slow", "error", "error", "silent", "stale")
 
 
 class Weather:
-    """Draws what becomes of each request while the storm lasts."""
-
     def __init__(self, stream: Callable[[str], Random], rate: float, happens: Callable[[str, str], bool]) -> None:
         self.calm = False  # whether nothing goes wrong any more
         self._stream = stream

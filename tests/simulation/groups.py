@@ -10,7 +10,7 @@ from typing import Any
 from tests.simulation.loop import SimulatedLoop
 
 ILLEGAL_GENERATION, UNKNOWN_MEMBER, REBALANCING, FENCED_INSTANCE, ID_REQUIRED, UNSTABLE = 22, 25, 27, 82, 79, 88
-METADATA_TOO_LARGE = 12
+METADATA_TOO_LARGE, _MOST_METADATA = 12, 4096
 
 Reply = Callable[..., None]
 Place = tuple[str, int]
@@ -18,8 +18,6 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A committed offset."""
-
     offset: int
     epoch: int
     metadata: str
@@ -52,22 +50,16 @@ class _Group:
 
 
 class Groups:
-    """The groups of a cluster, whichever broker coordinates them."""
-
-    def __init__(self, later: Callable[..., Any], most_metadata: int = 4096) -> None:
+    def __init__(self, later: Callable[..., Any]) -> None:
         self._later = later
         self._groups: dict[str, _Group] = {}
-        self._most_metadata = most_metadata
         self._given = 0
-        self.refused_commits = 0
 
     def group(self, name: str) -> _Group:
         return self._groups.setdefault(name, _Group(name))
 
     def committed(self, name: str) -> Mapping[Place, Commit]:
         return self.group(name).offsets
-
-    # --- membership --------------------------------------------------------------------------------------------------
 
     def join(self, request: Any, reply: Reply) -> None:
         group = self.group(request.group)
@@ -286,12 +278,9 @@ class Groups:
         self._moved_on(group)
 
     def forget(self, topic: str) -> None:
-        """Forgets what was committed of a topic that is deleted."""
         for group in self._groups.values():
             for place in [each for each in group.offsets if each[0] == topic]:
                 del group.offsets[place]
-
-    # --- offsets -----------------------------------------------------------------------------------------------------
 
     def commit(self, request: Any) -> tuple[int, str]:
         """Checks a commit and applies it; the code, and who has sent it."""
@@ -308,15 +297,10 @@ class Groups:
             if member is not None:
                 self._rearm(group, member)
                 code = REBALANCING if group.state == "CompletingRebalance" else 0
-        if code:
-            self.refused_commits += 1
         return code, name
 
     def take(self, name: str, offsets: Mapping[Place, Commit]) -> Mapping[Place, int]:
-        """Applies a commit; the code of each of its offsets."""
-        codes = {
-            place: METADATA_TOO_LARGE * (len(each.metadata) > self._most_metadata) for place, each in offsets.items()
-        }
+        codes = {place: METADATA_TOO_LARGE * (len(each.metadata) > _MOST_METADATA) for place, each in offsets.items()}
         self.group(name).offsets.update({place: each for place, each in offsets.items() if not codes[place]})
         return codes
 
@@ -351,7 +335,6 @@ class Groups:
             self.group(name).offsets.update(offsets)
 
     def described(self, name: str) -> Mapping[str, Any]:
-        """The fields of a group in DescribeGroups."""
         group = self._groups.get(name)
         row: dict[str, Any] = {"group_id": name, "state": "Dead", "protocol_type": "", "protocol": "", "members": []}
         if group is None:

@@ -62,12 +62,10 @@ class History(ABC):
         """Starts one more process, in the place of a former one perhaps."""
 
     @abstractmethod
-    async def _play(self) -> None:
-        """All of it; raises `Broken`."""
+    async def _play(self) -> None: ...
 
     @property
     def alive(self) -> list[Any]:
-        """The processes that run."""
         return [each for each in self.actors if each.alive]
 
     def breaks(self, text: str) -> None:
@@ -88,7 +86,6 @@ class History(ABC):
             wait_s = min(wait_s * 1.3, 5.0)
 
     def calm(self) -> None:
-        """From now on nothing goes wrong."""
         self.tell("calm")
         self.weather.calm = True
         for broker in self.cluster.brokers.values():
@@ -133,7 +130,6 @@ class History(ABC):
             self.tell(f"{self.KIND} {process} -> broker {node}: {text}")
 
     def tell(self, text: str) -> None:
-        """Notes what happens."""
         self.told.append(f"{self.loop.now_s - 1000:8.3f} {text}")
 
     def happens(self, name: str, text: str) -> bool:
@@ -159,7 +155,6 @@ class History(ABC):
             self.tell(f"[{record.name}] {record.getMessage()}")
 
     def run(self) -> None:
-        """Runs it, to the end."""
         assert installed(), "a history runs in the processes of tests.simulation.processes alone"
         take_the_place_of_connections()
         logs, root = _Logs(self), logging.getLogger()
@@ -195,11 +190,9 @@ class Actor(ABC):
         history.actors.append(self)
 
     def tell(self, text: str) -> None:
-        """Notes what happens to it."""
         self.history.tell(f"{self.process.name} {text}")
 
     def task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Lets it do something."""
         task: asyncio.Task[None] = self.history.loop.create_task(work, context=self.context)
         return task
 
@@ -209,7 +202,6 @@ class Actor(ABC):
         """Whether it runs, and nobody has asked it to stop."""
 
     def kill(self) -> None:
-        """As `kill -9`: what the brokers and the store have got stays."""
         self.tell("is killed")
         self.process.dead = True
         self.network.kill()
@@ -221,7 +213,6 @@ class Actor(ABC):
         self.history.loop.call_later(seconds, self.thaw)
 
     def thaw(self) -> None:
-        """It goes on."""
         if self.process.frozen and not self.process.dead:
             self.tell("goes on")
             self.process.thaw(self.history.loop)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
 
+_MOST_STEPS = 2_000_000  # after so many callbacks the history counts as stuck
 _STEP_S = 0.000_02  # what a callback takes: time goes on for those who never wait
 
 
@@ -35,7 +36,6 @@ class Process:
         return True
 
     def thaw(self, loop: SimulatedLoop) -> None:
-        """Lets it go on."""
         self.frozen = False
         kept, self._kept = self._kept, []
         loop.again(kept)
@@ -93,16 +93,13 @@ class _Future(asyncio.Future):  # type: ignore[type-arg]
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
-    """One world's event loop."""
-
-    def __init__(self, chance: Random, *, shuffles: bool, most_steps: int = 2_000_000) -> None:
+    def __init__(self, chance: Random, *, shuffles: bool) -> None:
         super().__init__()
         self.now_s = 1_000.0  # the virtual time
         self.steps = 0  # callbacks so far
         self.troubles: list[dict[str, Any]] = []  # contexts that came to the exception handler
         self._draw = chance.random
         self._shuffles = shuffles
-        self._most_steps = most_steps
         self._numbers = itertools.count()
         self._ready: collections.deque[asyncio.Handle] = collections.deque()
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
@@ -120,7 +117,6 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return _Future(loop=self)
 
     def number(self) -> int:
-        """Another one each time."""
         return next(self._numbers)
 
     def time(self) -> float:
@@ -175,7 +171,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def _run_once(self) -> None:  # noqa: C901  # the time of a history is spent here: no calls
         """Runs callbacks until the loop is to stop; one of asyncio's runs those that are ready once."""
         ready, timers, draw, shuffles = self._ready, self._timers, self._draw, self._shuffles
-        most_steps, process_of = self._most_steps, PROCESS
+        process_of = PROCESS
         while not self._stopping:
             while timers and timers[0][2]._cancelled:
                 heapq.heappop(timers)
@@ -190,7 +186,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             handle = ready.popleft()
             self.now_s += _STEP_S
             self.steps += 1
-            if self.steps > most_steps:
+            if self.steps > _MOST_STEPS:
                 raise StuckError(f"{self.steps:,} callbacks, and no end")
             if not handle._cancelled:
                 process = handle._context.get(process_of)  # type: ignore[attr-defined]
@@ -203,11 +199,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                         self.call_exception_handler({"message": f"Exception in callback {handle!r}", "exception": exc})
 
     def again(self, handles: list[asyncio.Handle]) -> None:
-        """Puts callbacks back that could not run."""
         self._ready.extend(handles)
 
-    def _process_events(self, event_list: Any) -> None:
-        """There is no selector."""
+    def _process_events(self, event_list: Any) -> None: ...
 
-    def _write_to_self(self) -> None:
-        """There is nobody to wake."""
+    def _write_to_self(self) -> None: ...

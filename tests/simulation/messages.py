@@ -24,8 +24,6 @@ _Part = tuple[bytes | None, tuple[Header, ...]]
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """One message."""
-
     key: bytes  # no other message has it
     value: bytes | None  # as an application gets it in the end
     headers: tuple[Header, ...]  # likewise
@@ -58,8 +56,6 @@ class Message:
 
 
 class Messages:
-    """Makes the messages of one history."""
-
     def __init__(self, chance: Random, work: Work, store: StoreWorld) -> None:
         self._chance = chance
         self._work = work
@@ -112,8 +108,6 @@ class Messages:
             self._store.cursed.add(path_of(value) if offloads else path)
             message.fate = "dead"
 
-    # --- what there is -----------------------------------------------------------------------------------------------
-
     def _whole(self, key: bytes, value: bytes | None, fate: Fate = "out", *, own: Sequence[Header] = ()) -> Message:
         """A message of one record. `own` are headers for the worker, behind those for the application."""
         headers: tuple[Header, ...] = (("n", key),)
@@ -131,7 +125,6 @@ class Messages:
         return MessageWrapper({WRAPPED_HEADER: number}, value).serialize(), tuple(own)
 
     def _bytes(self, key: bytes, size: int) -> bytes:
-        """Bytes that no codec makes shorter."""
         return key + self._chance.randbytes(size)
 
     def a_small(self, key: bytes) -> Message:
@@ -197,8 +190,6 @@ class Messages:
         path = f"memory://default/raw/{key.decode()}"
         self._store.payloads[path] = value = self._bytes(key, MOST_BYTES + 1_000)
         return self._referring(key, None, Reference(path, self._chance.choice((None, 100, len(value)))), "dead")
-
-    # --- chunks ------------------------------------------------------------------------------------------------------
 
     def a_message_of_chunks(self, key: bytes) -> Message:
         return self._of_chunks(key, (0, 1, 2), "either" if self._expires else "out")

@@ -29,8 +29,6 @@ NETWORK: contextvars.ContextVar[Network] = contextvars.ContextVar("network")  # 
 
 
 class Network:
-    """The way from one process to the brokers."""
-
     def __init__(
         self,
         cluster: Cluster,
@@ -45,7 +43,6 @@ class Network:
         self.dead = False
 
     def kill(self) -> None:
-        """The process is gone: the brokers see its connections end."""
         self.dead = True
         for each in [*self.connections]:
             each.lose()
@@ -63,8 +60,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no 
         self._quiet_until_s = 0.0
         self._on_close_cb: Callable[..., None] | None
 
-    def __del__(self) -> None:
-        """Nothing is left open."""
+    def __del__(self) -> None: ...
 
     async def connect(self) -> Any:
         self._closed_fut = self._loop.create_future()

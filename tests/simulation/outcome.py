@@ -48,7 +48,6 @@ class Outcome:
 
     @property
     def command(self) -> str:
-        """What runs this history again."""
         words = ["python -m tests.simulation", str(self.seed)]
         if self.cuts.play != "worker":
             words.append(f"--play {self.cuts.play}")

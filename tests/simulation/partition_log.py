@@ -21,15 +21,11 @@ _HEADER = struct.Struct(">qiibIhiqqqhii")
 _MAGIC = 16  # where a batch has its format
 _KEPT_SEQUENCES = 5  # batches of a producer that a broker knows again (KIP-98)
 
-_MAGIC_AT, _WITH_EPOCHS = 16, 2  # where a batch has its format, and the first one with epochs of leaders
-
 DUPLICATE, OUT_OF_ORDER, FENCED, MALFORMED = 46, 45, 47, 2
 
 
 @dataclass(slots=True)
 class Batch:
-    """A batch in a log."""
-
     data: bytes
     base: int
     last: int
@@ -71,7 +67,6 @@ class PartitionLog:
 
     @property
     def stable(self) -> int:
-        """The last stable offset."""
         return max(self.start, min(self.ongoing.values(), default=self.end))
 
     def append(self, data: bytes, limit: int) -> Produced:  # noqa: C901, PLR0911  # the checks of a broker, in order
@@ -109,8 +104,6 @@ class PartitionLog:
 
     def append_as_is(self, data: bytes, base: int, last: int, time_ms: int) -> None:
         """Appends what no producer of today writes: an old format, or a batch that compaction has left."""
-        if data[_MAGIC_AT] < _WITH_EPOCHS:
-            self._epochs.clear()  # as Kafka's `UnifiedLog.append`: such records have no epoch
         self._add(Batch(data, base, last, self.epoch, -1, False, False, time_ms))
 
     def _add(self, batch: Batch) -> None:
@@ -121,6 +114,10 @@ class PartitionLog:
         self.batches.append(batch)
         self._bases.append(batch.base)
         self.end = batch.last + 1
+        self.wake()
+
+    def wake(self) -> None:
+        """Lets those look again who wait for it."""
         waiters, self.waiters = self.waiters, []
         for wake in waiters:
             wake()
@@ -170,7 +167,6 @@ class PartitionLog:
         return found[-1] if found else epoch, above[0]
 
     def elect(self, node: int) -> None:
-        """Another broker leads from now on."""
         self.node = node
         self.epoch += 1
         self._epochs = [each for each in self._epochs if each[1] < self.end] + [(self.epoch, self.end)]
@@ -222,7 +218,6 @@ class PartitionLog:
 
 
 def marker(base: int, leader_epoch: int, producer_id: int, epoch: int, *, commit: bool, time_ms: int) -> bytes:
-    """The control batch at the end of a transaction."""
     key = struct.pack(">hh", 0, int(commit))
     value = struct.pack(">hi", 0, 0)
     record = bytes([0, 0, 0, len(key) * 2]) + key + bytes([len(value) * 2]) + value + b"\0"
@@ -245,12 +240,10 @@ class Isolation:
         self._logs: Mapping[tuple[str, int], PartitionLog] = {}
 
     def begin(self, node: int, seconds: float, topics: Iterable[Topic]) -> None:
-        """Cuts a broker off for so long."""
         self._node, self._until_s = node, self._loop.time() + seconds
         self._logs = {(topic.name, number): _as_it_is(log) for topic in topics for number, log in enumerate(topic.logs)}
 
     def of(self, node: int) -> bool:
-        """Whether this broker is cut off now."""
         return node == self._node and self._loop.time() < self._until_s
 
     def known(self, node: int, topic: str, number: int) -> PartitionLog | None:

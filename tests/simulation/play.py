@@ -23,8 +23,6 @@ from tests.simulation.storm import Acts
 
 @dataclass(slots=True)
 class PlayScenario:
-    """What was drawn before a history begins."""
-
     workers: int = 0  # actors at the start
     records: int = 0  # that are written, about
 
@@ -40,11 +38,9 @@ class PlayActor(Actor):
         self.work_task = self.task(self.work())
 
     @abstractmethod
-    async def work(self) -> None:
-        """What it does."""
+    async def work(self) -> None: ...
 
     def stop(self) -> None:
-        """It ends by itself."""
         self.tell("is asked to end")
         self.stopping = True
 
@@ -59,8 +55,6 @@ class PlayActor(Actor):
 
 
 class Play(History):
-    """The history of one seed."""
-
     KIND = "actor"
 
     def __init__(self, seed: int, cuts: Cuts, *, tallies: bool, aloud: bool) -> None:
@@ -79,11 +73,8 @@ class Play(History):
         acts = Acts(self, self.chance)
         return [acts.kill, acts.stop, acts.freeze, acts.move_leader, acts.move_coordinator, acts.break_broker]
 
-    # --- what a kind of client adds -----------------------------------------------------------------------------------
-
     @abstractmethod
-    def prepare(self) -> None:
-        """Creates topics, and starts actors."""
+    def prepare(self) -> None: ...
 
     @abstractmethod
     def left(self) -> object:

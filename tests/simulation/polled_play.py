@@ -39,6 +39,7 @@ class Member(ABC):
     """A consumer of the group, and the application that calls it."""
 
     RAISED: tuple[type[Exception], ...]  # what commits, pauses and seeks may raise
+    PARTITION: Any  # the `TopicPartition` of the library
 
     def __init__(self, play: Any, number: int) -> None:
         self.play = play
@@ -53,35 +54,27 @@ class Member(ABC):
         self.client.member = self
 
     @abstractmethod
-    def begin(self, values: dict[str, Any]) -> None:
-        """Makes the client, which subscribes."""
+    def begin(self, values: dict[str, Any]) -> None: ...
 
     @abstractmethod
-    def read(self, *, calm: bool) -> None:
-        """Polls."""
+    def read(self, *, calm: bool) -> None: ...
 
     @abstractmethod
-    def commit(self) -> None:
-        """Commits, in one way or another."""
+    def commit(self) -> None: ...
 
-    @abstractmethod
     def partitions(self, numbers: Iterable[int]) -> list[Any]:
-        """As the library has them."""
+        return [self.PARTITION(TOPIC, each) for each in numbers]
 
     @abstractmethod
-    def hold(self, call: Callable[..., None], numbers: Sequence[int]) -> None:
-        """Pauses partitions, or resumes them."""
+    def hold(self, call: Callable[..., None], numbers: Sequence[int]) -> None: ...
 
     @abstractmethod
-    def position(self, number: int) -> int:
-        """What the client says of a partition."""
+    def position(self, number: int) -> int: ...
 
     @abstractmethod
-    def seek(self, number: int, offset: int) -> None:
-        """Reads from there on."""
+    def seek(self, number: int, offset: int) -> None: ...
 
     def discarded(self, discarded: Discarded) -> None:
-        """A message is not whole."""
         if self.play.keys["raises"] and self.play.fails(self.name, "on_discarded", self.chance):
             raise AppError
         self.reading.give(given_up(discarded))
@@ -119,8 +112,7 @@ class Member(ABC):
 
 class PolledPlay(Play):
     @abstractmethod
-    def member(self, number: int) -> Member:
-        """A member of this kind of client."""
+    def member(self, number: int) -> Member: ...
 
     def prepare(self) -> None:
         chance = self.chance
@@ -152,7 +144,6 @@ class PolledPlay(Play):
             self.new()
 
     def properties(self) -> dict[str, Any]:
-        """The properties of a client."""
         return {
             "max.pending.chunked.message": self.keys["pending"],
             "max.pending.chunked.bytes": self.keys["pending_bytes"],
@@ -195,13 +186,11 @@ class PolledPlay(Play):
             assert self.logs[number].append(bytes(builder.build()), 1 << 30).code == 0
 
     def fails(self, member: str, name: str, chance: Random) -> bool:
-        """Whether a call of the client fails now."""
         if self.weather.calm or chance.random() >= self.errors:
             return False
         return self.happens(f"{member} {name} {next(self._acts)}", f"{member}: {name} fails")
 
     def records(self, number: int, offset: int, most: int) -> Iterable[tuple[int, Any]]:
-        """Offset and record, from an offset on."""
         batches = self.logs[number].batches
         found = (each for each in batches if each.last >= offset)
         for batch in itertools.islice(found, most):
@@ -216,8 +205,6 @@ class PolledPlay(Play):
             self.commits[number] = offset, metadata
             self.ledger.commit(number, offset, metadata)
         return True
-
-    # --- the group ----------------------------------------------------------------------------------------------------
 
     def new(self, former: Any = None) -> None:
         member = self.member(len(self.members) + 1)
@@ -269,25 +256,21 @@ class PolledPlay(Play):
         return self.chance.choice(running) if running else None
 
     def kill(self) -> None:
-        """A member is gone, and another one starts."""
         if (member := self._running()) is not None:
             member.gone = True
             self.tell(f"{member.name} is killed")
             self.new()
 
     def close_one(self) -> None:
-        """A member closes, and another one starts."""
         if (member := self._running()) is not None:
             self._close(member)
             self.new()
 
     def join(self) -> None:
-        """One more member."""
         if sum(not each.gone for each in self.members) < 3:
             self.new()
 
     def again(self) -> None:
-        """A rebalance."""
         self._rebalance_due = True
 
     def expel(self) -> None:
@@ -308,8 +291,6 @@ class PolledPlay(Play):
         member.client.close()
         member.gone = True
         self._rebalance_due = True
-
-    # --- the history --------------------------------------------------------------------------------------------------
 
     async def _play(self) -> None:
         self.prepare()

@@ -24,19 +24,20 @@ class Broken(AssertionError):  # noqa: N818  # it is no error of the simulation
 
 
 class Promises:
-    """Looks at a world."""
-
     def __init__(self, world: World) -> None:
         self._world = world
         self.damaged = Damaged(world)  # the batches that no reader can decode
-        self._commits = CommitHistory()
+        self._commits: dict[PartitionLog, int] = {}  # the last one of each log; that of another topic is another object
 
     def committed(self, group: str, offsets: Mapping[Any, Commit]) -> None:
         """Each record below a committed offset is durable, and no offset goes back."""
         for (topic, number), commit in offsets.items():
             if topic == "raw" and number not in self._world.losses.unsteady:
-                before = self._commits.goes_back(self._world.cluster.log(topic, number), commit.offset)
-                if before is not None and not self._world.defect.raised:
+                log = self._world.cluster.log(topic, number)
+                before = self._commits.get(log, -1)
+                self._commits[log] = commit.offset
+                # That writes records again: at least once no record is lost, so no other promise shows it.
+                if commit.offset < before <= log.end and not self._world.defect.raised:
                     self._world.breaks(f"raw-{number}: offset {commit.offset} is committed behind {before}")
         if not self._world.scenario.exactly_once:  # else the marks of a transaction come one after the other
             for (topic, number), commit in offsets.items():
@@ -111,22 +112,6 @@ class Promises:
                 raise Broken(f"out-{number}: {fault}")
 
 
-class CommitHistory:
-    """The committed offsets of each log only grow: an older one that follows writes records again, and loses none."""
-
-    def __init__(self) -> None:
-        self._last: dict[PartitionLog, int] = {}
-
-    def goes_back(self, log: PartitionLog, offset: int) -> int | None:
-        """Notes a committed offset; the one before, if that was higher.
-
-        The log of another topic of the name is another object, and has a history of its own.
-        """
-        before = self._last.get(log, -1)
-        self._last[log] = offset
-        return before if offset < before <= log.end else None
-
-
 _ONE_RECORD = 5 * (MOST_BYTES + 1_100) + RECORD_OVERHEAD_BYTES
 """The largest record of `Messages`, with the copies that it takes to split and to compress it."""
 
@@ -176,7 +161,6 @@ class Ownership:
         self._late: Counter[tuple[str, int]] = Counter()
 
     def sent(self, worker: Worker, request: Any) -> str | None:
-        """Notes a request; what is wrong with it, or None."""
         if request.API_KEY != _PRODUCE:
             return None
         for topic, partitions in request.topics:

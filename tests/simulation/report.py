@@ -16,8 +16,6 @@ _SEEDS = 8
 
 
 class Report:
-    """Of one run."""
-
     def __init__(self) -> None:
         self.broken: dict[str, list[Outcome]] = defaultdict(list)  # by kind, the outcomes that broke a promise
         self.tally: Counter[str] = Counter()  # how often each thing happened
@@ -45,7 +43,6 @@ class Report:
             _say(f"{self._count:,} histories, {sum(map(len, self.broken.values()))} broke a promise")
 
     def summary(self) -> Iterator[str]:
-        """The sums, a line each."""
         seconds, count = real_s() - self._began_s, max(1, self._count)
         yield (
             f"{self._count:,} histories in {seconds:.1f} s, {self._count / max(seconds, 0.001):.0f} a second; each has"
@@ -75,7 +72,6 @@ def explain(found: list[Outcome], seconds: float) -> Iterator[str]:
 
 
 def told(outcome: Outcome) -> Iterator[str]:
-    """A history in words, and its end."""
     before, times = "", 0
     for line in outcome.history:
         text = line[9:]
@@ -129,7 +125,6 @@ class _Search:
         return True
 
     def fewer_faults(self) -> None:
-        """Leaves out as many faults as it can."""
         names = self.best.happened
         if self.take(self._only(())):
             return
@@ -152,10 +147,8 @@ class _Search:
         return replace(self.best.cuts, only=frozenset(names))
 
     def fewer_workers(self) -> None:
-        """Tries with fewer workers."""
         any(self.take(replace(self.best.cuts, workers=count)) for count in range(1, self.best.workers))
 
     def fewer_records(self) -> None:
-        """Tries with fewer records."""
         counts = [each for each in (1, 2, 3, 5, 8, 12, 20, 30) if each < self.best.records]
         any(self.take(replace(self.best.cuts, records=count)) for count in counts)

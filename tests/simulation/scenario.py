@@ -24,8 +24,6 @@ _BAD_CHUNKS = ("message_with_a_gap", "message_without_end")
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of pipelines."""
-
     transforms: tuple[str, ...]  # in order
     good: tuple[str, ...] = _PLAIN  # the messages that come out
     bad: tuple[str, ...] = ("too_large", "long_key")  # those that never can
@@ -83,8 +81,6 @@ KINDS: Sequence[Kind] = (
 
 @dataclass(slots=True)
 class Work:
-    """What a pipeline is to do."""
-
     kind: Kind  # of the pipeline
     makers: Sequence[str]  # which messages there are; see `Messages`
     keys: dict[str, Any]  # properties of the pipeline
@@ -102,7 +98,6 @@ class Work:
 
 
 def drawn_work(chance: Random) -> Work:
-    """One of the kinds, with messages."""
     kind = chance.choice(KINDS)
     makers = [*kind.good] * chance.choice((1, 3))
     if chance.random() < 0.3:
@@ -234,7 +229,6 @@ def drawn(chance: Random, acts: list[str]) -> Scenario:
 
 
 def cut(scenario: Scenario, cuts: Cuts) -> None:
-    """Makes a scenario smaller."""
     if cuts.workers is not None:
         scenario.workers = min(scenario.workers, cuts.workers)
     if cuts.records is not None:

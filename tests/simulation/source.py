@@ -68,7 +68,6 @@ class Upstream:
             self._note(number, offset, each)
 
     def small(self, number: int, records: Sequence[Record]) -> None:
-        """As many batches as records."""
         for each in records:
             self.plain(number, [each])
 
@@ -201,8 +200,6 @@ _KEEPING = {"plain", "small", "broker_time", "compacted", "mark"}  # whatever a 
 
 
 class Source:
-    """The legacy producers."""
-
     def __init__(self, world: World, chance: Random) -> None:
         self._world, self._chance = world, chance
         self._messages = Messages(chance, world.scenario.work, world.store)
@@ -229,13 +226,11 @@ class Source:
         self.damaged[number].append((offset, data))
 
     def begin_again(self) -> None:
-        """The source topic is deleted."""
         self._upstream.forget_open()
         for number in self.written:
             self.forget(number, 0)
 
     def grow(self) -> None:
-        """The source topic has one more partition."""
         self.began[len(self.written)] = {}
         self.written[len(self.written)] = []
         self.damaged[len(self.damaged)] = []

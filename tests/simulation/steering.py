@@ -9,7 +9,7 @@ import asyncio
 import contextvars
 import itertools
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -40,8 +40,6 @@ _SETTLED_S = 90.0  # two of the longest delays of `GroupSteering`, and more
 
 @dataclass(slots=True)
 class _Request:
-    """One request."""
-
     id: str  # in its record
     what: str
     worker: Worker
@@ -72,7 +70,6 @@ class Steering:
             world.scenario.control_topic = TOPIC
 
     async def storm(self) -> None:
-        """Asks for the time of the storm."""
         world = self._world
         storm_s = world.scenario.storm_s
         if self._refused and world.happens("ask.refused", f"{TOPIC}: too few replicas in sync"):
@@ -106,17 +103,17 @@ class Steering:
 
     async def settle(self) -> None:
         """In the calm: what was asked last holds. Then all go on."""
+        world = self._world
         if not self._steered:
             return
-        await self._world.until(self._unanswered, "not settled", _SETTLED_S)
+        await world.until(self._unanswered, "not settled", _SETTLED_S)
         self._check_log()
         await self._world.until(self._unsettled, "not settled", _SETTLED_S)
-        await self._all(self._started)
+        for worker in world.alive[:1] if self.by_topic else world.alive:
+            await self._done("STARTED", worker)
         await self._world.until(self._unsettled, "not settled", _SETTLED_S)
         await self._restart_failed()
         self._check_log()
-
-    # --- requests ----------------------------------------------------------------------------------------------------
 
     def _ask(self, identity: str, what: str, worker: Worker) -> asyncio.Task[None]:
         request = _Request(identity, what, worker, self._world.loop.time())
@@ -143,8 +140,6 @@ class Steering:
         request.answered_s = self._world.loop.time()
         self._world.tell(f"{request.id} is answered by {worker.process.name}: {request.answer}")
 
-    # --- the calm ----------------------------------------------------------------------------------------------------
-
     def _unanswered(self) -> str | None:
         for each in self._requests.values():
             if each.answer is None and not each.worker.process.dead:
@@ -167,13 +162,6 @@ class Steering:
         if group.members and not running and not world.scenario.static:
             return f"the group of pipelines that were stopped has members: {[*group.members]}"
         return None
-
-    async def _all(self, asked: Callable[[Worker], Awaitable[None]]) -> None:
-        for worker in self._world.alive[:1] if self.by_topic else self._world.alive:
-            await asked(worker)
-
-    async def _started(self, worker: Worker) -> None:
-        await self._done("STARTED", worker)
 
     async def _done(self, what: str, worker: Worker) -> None:
         for _ in range(_TIMES):
@@ -200,15 +188,12 @@ class Steering:
 
         await self._world.until(still, "not settled", _SETTLED_S)
 
-    # --- the topic ---------------------------------------------------------------------------------------------------
-
     def _written(self) -> list[tuple[str, str | None]]:
         """Id and target of each request in the log, in order; a restart has no target."""
         log = self._world.cluster.log(TOPIC, 0)
         return [(identity, state) for batch in log.batches for identity, state in _read(batch.data)]
 
     def _last(self) -> str:
-        """What was asked last."""
         return next((state for _, state in reversed(self._written()) if state is not None), "STARTED")
 
     def _check_log(self) -> None:
@@ -252,7 +237,6 @@ def _disobeys(worker: Worker) -> str | None:
 
 
 def _read(data: bytes) -> Iterator[tuple[str, str | None]]:
-    """Id and target of each request in a batch."""
     for record in DefaultRecordBatch(data):
         fields = json.loads(record.value)
         yield fields["id"], fields.get("state")

@@ -86,7 +86,6 @@ class StoreWorld:
             raise PayloadStoreError(f"the simulated store does not answer: {what}", retriable=True)
 
     def _way(self, what: str) -> str | None:
-        """What becomes of a call; None for nothing."""
         if not (self.down or self.rate):
             return None
         number, rate = next(self._numbers), 1 if self.down else self.rate
@@ -104,8 +103,6 @@ class StoreWorld:
 
 
 class SimulatedStore(MemoryStore):
-    """One worker's store."""
-
     def __init__(self, world: StoreWorld) -> None:
         super().__init__()
         self._world = world
@@ -116,23 +113,22 @@ class SimulatedStore(MemoryStore):
         self._world.call(f"put {object_id[:8]}", path, lambda: self._world.payloads.__setitem__(path, payload))
         return path
 
-    def get(self, full_path: str, max_bytes: int) -> bytes:
+    def _found(self, what: str, full_path: str) -> bytes:
         self.root.split(full_path)
-        self._world.call(f"get {full_path[-8:]}", full_path)
+        self._world.call(f"{what} {full_path[-8:]}", full_path)
         data = self._world.payloads.get(full_path)
         if data is None:
             raise PayloadNotFoundError(full_path)
+        return data
+
+    def get(self, full_path: str, max_bytes: int) -> bytes:
+        data = self._found("get", full_path)
         if len(data) > max_bytes:
             raise PayloadTooLargeError(full_path, len(data), max_bytes)
         return data
 
     def stat(self, full_path: str) -> PayloadInfo:
-        self.root.split(full_path)
-        self._world.call(f"stat {full_path[-8:]}", full_path)
-        data = self._world.payloads.get(full_path)
-        if data is None:
-            raise PayloadNotFoundError(full_path)
-        return PayloadInfo(full_path, len(data), datetime.fromtimestamp(0, UTC))
+        return PayloadInfo(full_path, len(self._found("stat", full_path)), datetime.fromtimestamp(0, UTC))
 
     def check(self, *, writing: bool = True, topic: str | None = None) -> None:
         if not self._world.lying:
@@ -140,5 +136,4 @@ class SimulatedStore(MemoryStore):
 
 
 def path_of(value: bytes) -> str:
-    """Where a value of the sink is stored."""
     return f"memory://default/out/{hashlib.sha256(value).hexdigest()}"

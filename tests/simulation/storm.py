@@ -41,12 +41,10 @@ class Defect:
         setattr(Output, "append", append)  # noqa: B010  # mypy takes it for a declaration
 
     def arm(self, chance: Random) -> None:
-        """One of the next calls raises."""
         self._left = chance.randint(1, 5)
 
     @staticmethod
     def is_in(text: str | None) -> bool:
-        """Whether an error is that one."""
         return text is not None and TEXT in text
 
 
@@ -105,8 +103,6 @@ class Sweep:
 
 
 class _AgedPayloads(dict[str, bytes]):
-    """Knows when each was put last."""
-
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__()
         self.put_s: dict[str, float] = {}
@@ -128,7 +124,6 @@ class Acts:
         self._world, self._chance = history, chance
 
     def kill(self) -> None:
-        """A process is gone, and another one starts."""
         if alive := self._world.alive:
             actor = self._chance.choice(alive)
             actor.kill()
@@ -142,7 +137,6 @@ class Acts:
             self._world.new(actor)
 
     def join(self) -> None:
-        """One more process."""
         if len(self._world.alive) < 3:
             self._world.new()
 
@@ -158,7 +152,6 @@ class Acts:
             self._chance.choice(alive).freeze(self._chance.choice((0.5, 3.0, 12.0)))
 
     def move_leader(self) -> None:
-        """A partition has another leader."""
         topic = self._chance.choice([*self._world.cluster.topics.values()])  # never all are gone
         number = self._chance.randrange(len(topic.logs))
         self._world.cluster.move_leader(topic.logs[number])
@@ -177,7 +170,6 @@ class Acts:
         return self._chance.choice(brokers) if all(each.up for each in brokers) else None
 
     def break_broker(self) -> None:
-        """A broker goes down, and comes back."""
         if broker := self._broker():
             self._world.tell(f"broker {broker.number} goes down")
             self._world.cluster.stop(broker)
@@ -201,7 +193,6 @@ class Storm(Acts):
         super().__init__(world, Random(0))  # each act has one of its own
 
     async def blow(self) -> None:
-        """Acts for the time of the scenario."""
         world = self._world
         scenario, loop = world.scenario, world.loop
         until_s = loop.time() + scenario.storm_s
@@ -248,7 +239,6 @@ class Storm(Acts):
         self._world.cluster.transactions.time_out_all()
 
     def defect(self) -> None:
-        """The worker has a defect: one write raises."""
         self._world.defect.arm(self._chance)
 
     def sweep(self) -> None:
@@ -268,7 +258,6 @@ class Storm(Acts):
         return number, logs[number]
 
     def _topic(self, *names: str) -> Topic | None:
-        """One of these topics, if it exists."""
         return self._world.cluster.topics.get(self._chance.choice(names))
 
     def _for_a_while(self, end: Callable[..., Any], *args: Any) -> None:
@@ -296,7 +285,6 @@ class Storm(Acts):
         self._for_a_while(config.__setitem__, "max.message.bytes", "4000")
 
     def compact(self) -> None:
-        """A topic gets another cleanup policy, for a while."""
         if (topic := self._topic("raw", "out", "dead")) is None:
             return
         self._world.tell(f"{topic.name} is compacted")
@@ -313,7 +301,6 @@ class Storm(Acts):
         self._for_a_while(setattr, log, "alone", False)
 
     def throttle(self) -> None:
-        """The clients have used up a quota, for a while."""
         cluster = self._world.cluster
         cluster.throttle_ms = self._chance.choice((20, 300, 2_000))
         self._world.tell(f"quotas: each answer with records, or to them, delays the next by {cluster.throttle_ms} ms")
@@ -338,7 +325,6 @@ class Storm(Acts):
             self._world.cluster.move_leader(log)
 
     def delete_topic(self) -> None:
-        """A topic is deleted, and created again."""
         names = ["out", "dead"]
         scenario = self._world.scenario  # without dead letters a record may end all pipelines, and others are started
         if not _WITH_NEW_WORKERS.intersection(scenario.acts) and not scenario.static and scenario.tolerance == "all":

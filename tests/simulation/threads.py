@@ -85,8 +85,6 @@ CALL: contextvars.ContextVar[SteppedCall | None] = contextvars.ContextVar("call"
 
 
 class SimulatedThreads(Threads):
-    """What runs on threads, for one pipeline."""
-
     def __init__(self, loop: SimulatedLoop, chance: Random, count: int, hangs: Callable[[], bool]) -> None:
         self._loop, self._draw = loop, chance.random
         self._count, self._hangs = count, hangs

@@ -23,8 +23,6 @@ class _Transaction:
 
 
 class Transactions:
-    """The transactions of a cluster."""
-
     def __init__(
         self,
         later: Callable[..., Any],
@@ -39,7 +37,6 @@ class Transactions:
         self.ended: Callable[[str], None] = lambda _: None
 
     def begin_producer(self, transactional_id: str | None, timeout_ms: int) -> tuple[int, int, int]:
-        """InitProducerId: code, producer id, epoch."""
         if transactional_id is None:
             self._next_id += 1
             return 0, self._next_id, 0
@@ -94,7 +91,6 @@ class Transactions:
             self._end(found, commit=False)
 
     def end(self, request: Any) -> int:
-        """EndTxn."""
         found, code = self._checked(request)
         if found is None:
             return code
@@ -145,5 +141,4 @@ class Transactions:
 
     @property
     def open(self) -> list[str]:
-        """The ids of those that have not ended."""
         return [each.id for each in self._of.values() if each.state == "Ongoing" or each.state.startswith("Prepare")]

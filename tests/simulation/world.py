@@ -25,8 +25,6 @@ from tests.simulation.worker import Worker
 
 
 class World(History):
-    """Runs the history of one seed."""
-
     KIND = "worker"
 
     def __init__(self, seed: int, cuts: Cuts, *, tallies: bool, aloud: bool) -> None:
