@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import sys
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -55,21 +57,17 @@ class Chaos:
         pause_s: the mean time between two faults of one target.
         scale: of the length of each fault.
         seed: of all chance. Each target has its own, whatever the others do meanwhile.
-        tell: called with the kind of each fault that begins.
 
     Attributes:
         counts: of faults, by kind.
         broken: workers that are going to be started again here, and by nobody else.
     """
 
-    def __init__(
-        self, targets: Targets, *, pause_s: float, scale: float, seed: int, tell: Callable[[str], None]
-    ) -> None:
+    def __init__(self, targets: Targets, *, pause_s: float, scale: float, seed: int) -> None:
         self._targets = targets
         self._pause_s = pause_s
         self._scale = scale
         self._seed = seed
-        self._tell = tell
         self._stopping = asyncio.Event()  # belongs to the loop that `run` runs in
         self.counts: Counter[str] = Counter()
         self.broken: set[WorkerProcess] = set()
@@ -106,7 +104,8 @@ class Chaos:
 
     def _count(self, kind: str) -> None:
         self.counts[kind] += 1
-        self._tell(kind)
+        if not sys.stderr.isatty():
+            print(f"{time.strftime('%H:%M:%S')} {kind}", file=sys.stderr, flush=True)
 
     def _seconds(self, chance: random.Random, least: float, most: float) -> float:
         return chance.uniform(least, most) * self._scale
@@ -165,30 +164,23 @@ class Chaos:
         return True
 
     async def _worker(self, worker: WorkerProcess, chance: random.Random) -> None:
-        self.broken.add(worker)
-        try:
-            await self._broken(worker, chance)
-        finally:
-            self.broken.discard(worker)
-
-    async def _broken(self, worker: WorkerProcess, chance: random.Random) -> None:
         kind = chance.choice(("killed (-9)", "killed (-9)", "terminated", "paused"))
         if worker.process is None or worker.process.poll() is not None:
             return  # it has ended by itself, and is going to be started again
+        self.broken.add(worker)
         self._count(f"worker {kind}")
         if kind == "paused":
             worker.process.send_signal(signal.SIGSTOP)
             await self._wait(self._seconds(chance, 3, 25))
             worker.process.send_signal(signal.SIGCONT)
-            return
-        if kind == "terminated":
-            worker.process.send_signal(signal.SIGTERM)
-            try:
-                await asyncio.to_thread(worker.wait, 60)
-            except Exception:  # noqa: BLE001  # one that does not end is a finding of its own
-                self._count("worker did not end within 60 s of SIGTERM")
-                await asyncio.to_thread(worker.kill)
         else:
+            if kind == "terminated":
+                worker.process.send_signal(signal.SIGTERM)
+                try:
+                    await asyncio.to_thread(worker.wait, 60)
+                except Exception:  # noqa: BLE001  # one that does not end is a finding of its own
+                    self._count("worker did not end within 60 s of SIGTERM")
             await asyncio.to_thread(worker.kill)
-        await self._wait(self._seconds(chance, 0, 5))
-        worker.start()
+            await self._wait(self._seconds(chance, 0, 5))
+            worker.start()
+        self.broken.discard(worker)

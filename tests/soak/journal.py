@@ -54,10 +54,6 @@ class Journal:
         self._partitions = [_Partition() for _ in range(partitions)]
         self._received = self._bytes = self._duplicated = self._disordered = self._changed = self._unknown = 0
 
-    def number(self, partition: int) -> int:
-        """The number of the next message of a partition."""
-        return len(self._partitions[partition].digests)
-
     def sent(self, partition: int, value: bytes | None) -> int:
         """Notes the next message of a partition before it is sent, and returns its number."""
         place = self._partitions[partition]

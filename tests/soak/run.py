@@ -19,12 +19,13 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import psutil
 from rich.console import Console
+from rich.table import Table
 
 from tests.faults.proxy import FaultProxy
 from tests.integration.cluster import Cluster
@@ -32,7 +33,7 @@ from tests.integration.topics import read_all
 from tests.integration.worker_process import WorkerProcess
 from tests.s3_server import S3UnavailableError, s3_server
 from tests.soak.faults import Brokers, Chaos, Targets
-from tests.soak.report import Result, table
+from tests.soak.journal import Verdict
 from tests.soak.traffic import PARTITIONS, Poison, Reader, Route, Writer
 
 __all__ = ["soak"]
@@ -41,10 +42,6 @@ _BUDGET_BYTES = 64 * 1024 * 1024
 _PENDING_BYTES = 64 * 1024 * 1024
 # What a worker takes at rest, what clients read ahead and hold for six pipelines, and the two limits above.
 _MEMORY_BYTES = 1_200 * 1024 * 1024
-# What may be added between the first minutes and the end.
-_MORE_BYTES = 200 * 1024 * 1024
-_MORE_FILES = 60
-_MORE_THREADS = 20
 _WHOLE_S = 600.0
 _SAMPLE_S = 2.0
 _BEGIN_SAMPLES = 90
@@ -53,45 +50,79 @@ _FOREVER = {"retention.ms": "-1"}
 _BIG = {**_FOREVER, "max.message.bytes": "16777216"}
 
 
-@dataclass(slots=True)
-class _Usage:
-    """What the workers take.
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a soak has found.
 
     Attributes:
-        peak_bytes: the most memory of one of them.
-        resident: bytes of memory of the worker that is never killed, at each look.
-        files: its open files.
-        threads: its threads.
+        routes: the verdict of the journal of each, by its name.
+        faults: what was done, by kind.
+        peak_bytes: the most memory of a worker.
+        growth: of the worker that was not killed: memory, files and threads, in the first minutes and at the end.
     """
 
+    minutes: float
+    seed: int
+    routes: Mapping[str, Mapping[str, int]]
+    faults: Mapping[str, int]
+    poison: int
+    dead_letters: int
+    unexpected_dead_letters: int
+    peak_bytes: int
+    growth: Mapping[str, tuple[int, int]]
+    seconds_to_settle: float
+    failures: tuple[str, ...]
+
+
+def _table(result: Result) -> Table:
+    shown = Table("", *result.routes, title=f"{result.minutes:g} minutes, seed {result.seed}")
+    for row in fields(Verdict):
+        what = "lost" if row.name == "pending" else row.name
+        shown.add_row(what, *(f"{found[row.name]:,}" for found in result.routes.values()))
+    shown.add_section()
+    for kind, count in result.faults.items():
+        shown.add_row(kind, f"{count:,}")
+    shown.add_section()
+    shown.add_row("poison records, dead letters", f"{result.poison:,}, {result.dead_letters:,}")
+    shown.add_row("peak memory of a worker", f"{result.peak_bytes / 2**20:,.0f} MiB")
+    for what, (begin, end) in result.growth.items():
+        shown.add_row(f"{what}, begin and end", f"{begin:,}, {end:,}")
+    shown.add_row("until all had arrived", f"{result.seconds_to_settle:g} s")
+    return shown
+
+
+# What may be added between the first minutes and the end.
+_MORE = {"bytes of memory": 200 * 1024 * 1024, "open files": 60, "threads": 20}
+
+
+@dataclass(slots=True)
+class _Usage:
+    """What the workers take: the most memory of one, and what the one that is never killed has, at each look."""
+
     peak_bytes: int = 0
-    resident: list[int] = field(default_factory=list)
-    files: list[int] = field(default_factory=list)
-    threads: list[int] = field(default_factory=list)
+    samples: dict[str, list[int]] = field(default_factory=lambda: {what: [] for what in _MORE})
 
-
-def _begin_and_end(samples: Sequence[int]) -> tuple[int, int]:
-    """The most of the first minutes, as a worker that has just begun has little; and the median of the last one."""
-    first, last = samples[:_BEGIN_SAMPLES], samples[_BEGIN_SAMPLES:][-_END_SAMPLES:]
-    begin = max(first, default=0)
-    return begin, int(statistics.median(last)) if last else begin
+    def growth(self) -> dict[str, tuple[int, int]]:
+        """The most of the first minutes, as one that has just begun has little; and the median of the last one."""
+        found = {}
+        for what, samples in self.samples.items():
+            begin = max(samples[:_BEGIN_SAMPLES], default=0)
+            last = samples[_BEGIN_SAMPLES:][-_END_SAMPLES:]
+            found[what] = begin, int(statistics.median(last or [begin]))
+        return found
 
 
 def _routes(prefix: str) -> list[Route]:
+    def route(letter: str, between: str, *, once: bool = False, compression: str | None = None) -> Route:
+        name = "offload, inflate" if between == "references" else "chunk, assemble"
+        topics = tuple(f"{prefix}{letter}-{each}" for each in ("raw", between, "whole"))
+        return Route(name + ", exactly once" * once, topics, once, compression)
+
     return [
-        Route("offload, inflate", (f"{prefix}a-raw", f"{prefix}a-references", f"{prefix}a-whole")),
-        Route("chunk, assemble", (f"{prefix}b-raw", f"{prefix}b-chunks", f"{prefix}b-whole"), compression="zstd"),
-        Route(
-            "offload, inflate, exactly once",
-            (f"{prefix}c-raw", f"{prefix}c-references", f"{prefix}c-whole"),
-            exactly_once=True,
-            compression="lz4",
-        ),
-        Route(
-            "chunk, assemble, exactly once",
-            (f"{prefix}d-raw", f"{prefix}d-chunks", f"{prefix}d-whole"),
-            exactly_once=True,
-        ),
+        route("a", "references"),
+        route("b", "chunks", compression="zstd"),
+        route("c", "references", once=True, compression="lz4"),
+        route("d", "chunks", once=True),
     ]
 
 
@@ -158,9 +189,9 @@ async def _watch(workers: Sequence[WorkerProcess], usage: _Usage) -> None:
                 process = psutil.Process(worker.process.pid)
                 usage.peak_bytes = max(usage.peak_bytes, process.memory_info().rss)
                 if worker is steady:
-                    usage.resident.append(process.memory_info().rss)
-                    usage.files.append(process.num_fds())
-                    usage.threads.append(process.num_threads())
+                    taken = (process.memory_info().rss, process.num_fds(), process.num_threads())
+                    for samples, number in zip(usage.samples.values(), taken, strict=True):
+                        samples.append(number)
         await asyncio.sleep(_SAMPLE_S)
 
 
@@ -185,22 +216,22 @@ async def _settled(routes: Sequence[Route]) -> float:
     return time.monotonic() - began
 
 
-def _told(began: float, routes: Sequence[Route], faults: Counter[str]) -> str:
-    verdicts = [route.journal.verdict() for route in routes]
-    return (
-        f"{time.monotonic() - began:6.0f} s  {sum(each.received for each in verdicts):,} of "
-        f"{sum(each.sent for each in verdicts):,} messages, {sum(each.bytes for each in verdicts) / 1e6:,.0f} MB, "
-        f"{sum(faults.values())} faults, {sum(each.duplicated for each in verdicts)} copies, "
-        f"{sum(each.disordered for each in verdicts)} out of order"
-    )
-
-
 async def _tell(began: float, routes: Sequence[Route], faults: Counter[str]) -> None:
     terminal = sys.stderr.isatty()
+    begin, end = ("\r\x1b[K", "") if terminal else ("", "\n")
     while True:
         await asyncio.sleep(1 if terminal else 60)
-        begin, end = ("\r\x1b[K", "") if terminal else ("", "\n")
-        print(begin + _told(began, routes, faults), end=end, file=sys.stderr, flush=True)
+        found = Counter[str]()
+        for route in routes:
+            found.update(asdict(route.journal.verdict()))
+        print(
+            f"{begin}{time.monotonic() - began:6.0f} s  {found['received']:,} of {found['sent']:,} messages, "
+            f"{found['bytes'] / 1e6:,.0f} MB, {sum(faults.values())} faults, {found['duplicated']} copies, "
+            f"{found['disordered']} out of order",
+            end=end,
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _ended(worker: WorkerProcess) -> int:
@@ -292,7 +323,7 @@ def soak(
             each.mkdir()
         workers = [_worker(each, bootstrap, _pipelines(store, prefix)) for each in folders]
         targets = Targets(brokers, proxy, tuple(workers[:victims]), (f"{prefix}a-references", _FOREVER))
-        chaos = Chaos(targets, pause_s=pause_s, scale=scale, seed=seed, tell=_fault_told)
+        chaos = Chaos(targets, pause_s=pause_s, scale=scale, seed=seed)
         usage = _Usage()
         poison = Poison(bootstrap, f"{prefix}a-references", seed=seed)
         writers = [Writer(bootstrap, route, rate=rate, seed=seed + n) for n, route in enumerate(routes)]
@@ -321,9 +352,7 @@ def soak(
         dead_letters=len(buried & expected),
         unexpected_dead_letters=len(buried - expected),
         peak_bytes=usage.peak_bytes,
-        resident_bytes=_begin_and_end(usage.resident),
-        files=_begin_and_end(usage.files),
-        threads=_begin_and_end(usage.threads),
+        growth=usage.growth(),
         seconds_to_settle=round(seconds, 1),
         failures=tuple(_failures(routes, usage, statuses, buried, expected)),
     )
@@ -331,11 +360,6 @@ def soak(
         if missing := route.journal.missing():
             print(f"{route.name}: partition and number of what is missing: {missing}", file=sys.stderr)
     return result
-
-
-def _fault_told(kind: str) -> None:
-    if not sys.stderr.isatty():
-        print(f"{time.strftime('%H:%M:%S')} {kind}", file=sys.stderr, flush=True)
 
 
 def _failures(
@@ -354,13 +378,8 @@ def _failures(
         yield from (f"{route.name}: {count:,} {what}" for what, count in found.items() if count)
     if usage.peak_bytes > _MEMORY_BYTES:
         yield f"a worker took {usage.peak_bytes / 2**20:,.0f} MiB, allowed are {_MEMORY_BYTES / 2**20:,.0f}"
-    for what, samples, more in (
-        ("bytes of memory", usage.resident, _MORE_BYTES),
-        ("open files", usage.files, _MORE_FILES),
-        ("threads", usage.threads, _MORE_THREADS),
-    ):
-        begin, end = _begin_and_end(samples)
-        if end > begin + more:
+    for what, (begin, end) in usage.growth().items():
+        if end > begin + _MORE[what]:
             yield f"the worker that was not killed has {end:,} {what}, {begin:,} at the beginning"
     if any(statuses):
         yield f"workers ended with {list(statuses)}, not with 0"
@@ -405,7 +424,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given.output.parent.mkdir(parents=True, exist_ok=True)
     given.output.write_text(json.dumps(asdict(result), indent=2) + "\n")
     print(file=sys.stderr)
-    Console(width=None if sys.stdout.isatty() else 120).print(table(result))
+    Console(width=None if sys.stdout.isatty() else 120).print(_table(result))
     for failure in result.failures:
         print(f"FAILED: {failure}")
     return 1 if result.failures else 0

@@ -11,13 +11,13 @@ from tests.soak.journal import Journal, Verdict
 VALUES: list[bytes | None] = [b"a", b"", None, b"ddd"]
 
 
-def judged(received: Sequence[tuple[int, bytes | None]]) -> Verdict:
-    """Four messages are sent to partition 1, and these come."""
+def judged(received: Sequence[tuple[int, bytes | None]]) -> tuple[Verdict, list[tuple[int, int]]]:
+    """Four messages are sent to partition 1, and these come; what is missing of them."""
     journal = Journal(2)
     assert [journal.sent(1, value) for value in VALUES] == [0, 1, 2, 3]
     for number, value in received:
         journal.received(1, number, value)
-    return journal.verdict()
+    return journal.verdict(), journal.missing()
 
 
 WHOLE = list(enumerate(VALUES))
@@ -37,14 +37,6 @@ WHOLE = list(enumerate(VALUES))
     ],
 )
 def test_journal_judges(received: Sequence[tuple[int, bytes | None]], expected: Verdict) -> None:
-    """Losses, copies, what is out of order, what was changed, and what nobody sent, are each counted."""
-    assert judged(received) == expected
-
-
-def test_journal_names_what_is_missing() -> None:
-    """What has not come is told by its partition and number."""
-    journal = Journal(2)
-    journal.sent(0, b"x")
-    journal.sent(1, b"y")
-    journal.received(0, 0, b"x")
-    assert journal.missing() == [(1, 0)]
+    """Losses, copies, what is out of order, what was changed, and what nobody sent, are each counted; losses named."""
+    missing = [(1, number) for number in sorted({0, 1, 2, 3} - {number for number, _ in received})]
+    assert judged(received) == (expected, missing)

@@ -14,10 +14,12 @@ from aiokafka.errors import KafkaError
 from tests.soak.journal import Journal
 from transforms.record import Header
 
-__all__ = ["PARTITIONS", "Poison", "Reader", "Route", "Writer"]
+__all__ = ["PARTITIONS", "Poison", "Reader", "Route", "Sender", "Writer"]
 
 PARTITIONS = 4
 _LARGEST = 12_000_000
+# Of values, in bytes, and how many of a thousand have such a size; (0, 0) is a null.
+_SIZES = {(0, 0): 10, (0, 500): 920, (1_000, 200_000): 50, (900_000, 3_000_000): 17, (3_000_000, _LARGEST): 3}
 _IN_FLIGHT = 200  # messages of a writer that are not acknowledged
 _UNBOUNDED_MS = 3_600_000  # a broker may be away for as long as a fault lasts; nothing may be given up meanwhile
 
@@ -45,7 +47,58 @@ def own_headers(number: int) -> tuple[Header, ...]:
     return ("own", b"%d" % number), ("own", None)
 
 
-class Writer:
+class Sender:
+    """Sends until it is told to end."""
+
+    def __init__(self, bootstrap: str, *, seed: int) -> None:
+        self._bootstrap = bootstrap
+        self._chance = random.Random(seed)
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Lets `run` end when all that was sent is durable."""
+        self._stopping.set()
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+
+    def _producer(self, **options: object) -> AIOKafkaProducer:
+        return AIOKafkaProducer(
+            bootstrap_servers=self._bootstrap,
+            acks="all",
+            enable_idempotence=True,
+            request_timeout_ms=_UNBOUNDED_MS,
+            max_request_size=2 * _LARGEST,
+            **options,
+        )
+
+
+class Poison(Sender):
+    """Writes now and then a reference that must be refused into the middle of a route; counts them by its key."""
+
+    def __init__(self, bootstrap: str, topic: str, *, seed: int) -> None:
+        super().__init__(bootstrap, seed=seed)
+        self._topic = topic
+        self.sent = 0
+
+    async def run(self) -> None:
+        """Sends until `stop`."""
+        async with self._producer() as producer:
+            while not self._stopping.is_set():
+                path = self._chance.choice((b"file:///etc/passwd", b"s3://elsewhere/t/id", b"\xff\xfe", b"s3://x/../y"))
+                await producer.send_and_wait(
+                    self._topic,
+                    path,
+                    key=b"poison-%d" % self.sent,
+                    partition=self._chance.randrange(PARTITIONS),
+                    headers=[("large-message", b"true")],
+                )
+                self.sent += 1
+                await self._pause(5)
+
+
+class Writer(Sender):
     """Sends messages of all sizes to the source of a route, at about so many a second.
 
     A size is that of a small record nearly always; one in twenty is over any threshold, some have several megabytes.
@@ -53,33 +106,20 @@ class Writer:
     """
 
     def __init__(self, bootstrap: str, route: Route, *, rate: float, seed: int) -> None:
-        self._bootstrap = bootstrap
+        super().__init__(bootstrap, seed=seed)
         self._route = route
         self._rate = rate
-        self._chance = random.Random(seed)
-        self._stopping = False
-
-    def stop(self) -> None:
-        """Lets `run` end when all that was sent is durable."""
-        self._stopping = True
 
     async def run(self) -> None:
         """Sends until `stop`."""
         room = asyncio.Semaphore(_IN_FLIGHT)
-        async with AIOKafkaProducer(
-            bootstrap_servers=self._bootstrap,
-            acks="all",
-            enable_idempotence=True,
-            request_timeout_ms=_UNBOUNDED_MS,
-            max_request_size=2 * _LARGEST,
-            compression_type=self._route.compression,
-        ) as producer:
+        async with self._producer(compression_type=self._route.compression) as producer:
             began, count = time.monotonic(), 0
-            while not self._stopping:
+            while not self._stopping.is_set():
                 due = int((time.monotonic() - began) * self._rate)
                 # After a fault the writer does not catch up all at once.
                 count = max(count, due - _IN_FLIGHT)
-                while count < due and not self._stopping:
+                while count < due and not self._stopping.is_set():
                     count += 1
                     await room.acquire()
                     partition, value = self._chance.randrange(PARTITIONS), self._value()
@@ -92,57 +132,16 @@ class Writer:
                         headers=list(own_headers(number)),
                     )
                     future.add_done_callback(lambda _: room.release())
-                await asyncio.sleep(0.02)
+                await self._pause(0.02)
 
     def _value(self) -> bytes | None:
-        kind = self._chance.random()
-        if kind < 0.01:
+        ((least, most),) = self._chance.choices([*_SIZES], [*_SIZES.values()])
+        if not most:
             return None
-        if kind < 0.93:
-            return self._bytes(self._chance.randrange(500))
-        if kind < 0.98:
-            return self._bytes(self._chance.randrange(1_000, 200_000))
-        if kind < 0.997:
-            return self._bytes(self._chance.randrange(900_000, 3_000_000))
-        return self._bytes(self._chance.randrange(3_000_000, _LARGEST))
-
-    def _bytes(self, size: int) -> bytes:
+        size = self._chance.randrange(least, most)
         if self._chance.random() < 0.5:
             return self._chance.randbytes(size)
         return (self._chance.randbytes(1_000) * (size // 1_000 + 1))[:size]
-
-
-class Poison:
-    """Writes now and then a reference that must be refused into the middle of a route; counts them by its key."""
-
-    def __init__(self, bootstrap: str, topic: str, *, seed: int) -> None:
-        self._bootstrap = bootstrap
-        self._topic = topic
-        self._chance = random.Random(seed)
-        self._stopping = asyncio.Event()
-        self.sent = 0
-
-    def stop(self) -> None:
-        """Lets `run` end."""
-        self._stopping.set()
-
-    async def run(self) -> None:
-        """Sends until `stop`."""
-        async with AIOKafkaProducer(
-            bootstrap_servers=self._bootstrap, enable_idempotence=True, request_timeout_ms=_UNBOUNDED_MS
-        ) as producer:
-            while not self._stopping.is_set():
-                path = self._chance.choice((b"file:///etc/passwd", b"s3://elsewhere/t/id", b"\xff\xfe", b"s3://x/../y"))
-                await producer.send_and_wait(
-                    self._topic,
-                    path,
-                    key=b"poison-%d" % self.sent,
-                    partition=self._chance.randrange(PARTITIONS),
-                    headers=[("large-message", b"true")],
-                )
-                self.sent += 1
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), 5)
 
 
 class Reader:
