@@ -7,7 +7,7 @@ import importlib.metadata
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,7 @@ OF_EXTRAS = {
     "wideload.worker": "worker",
     **{module: "spark" for module in MODULES if module.startswith("wideload.jobs.")},
 }
+FAUST = ["import os; os.environ['WIDELOAD_CONFIG'] = 'w.toml'; from wideload.worker import app"]
 RUN = "import runpy; runpy.run_module('wideload', run_name='__main__', alter_sys=True)"
 
 
@@ -73,15 +74,35 @@ def run_with(extra: str | None, code: str, *arguments: str) -> subprocess.Comple
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def refused(what: str, module: str, extra: str = "worker") -> tuple[int, str, str]:
-    """The status and the output of a command that lacks a package."""
-    return 2, "", f"wideload: {what}{module} is not installed; run: pip install 'wideload[{extra}]'\n"
-
-
-def outcome(extra: str | None, arguments: Sequence[str]) -> tuple[int, str, str]:
-    """The status and the output of a command."""
-    done = run_with(extra, RUN, *arguments)
-    return done.returncode, done.stdout, done.stderr
+@pytest.mark.parametrize(
+    ("extra", "arguments", "lacking"),
+    [
+        (None, ["worker", "-c", "w.toml"], ("", "click", "worker")),
+        (None, ["--help"], ("", "click", "worker")),
+        (None, [], ("", "click", "worker")),
+        *(
+            ("spark", [name, "--help"], (f"{name}: ", "faust", "worker"))
+            for name in ("worker", "demo", "consume", "dlq")
+        ),
+        ("spark", ["--help"], None),
+        ("spark", ["--version"], None),
+        ("spark", ["job"], None),
+        ("spark", ["job", "sweep", "--help"], None),
+        ("worker", ["job", "sweep"], ("job: ", "pyspark", "spark")),
+        ("faust", FAUST, ("WIDELOAD_CONFIG: ", "prometheus_client", "worker")),
+    ],
+)
+def test_command_says_what_it_lacks(
+    extra: str | None, arguments: list[str], lacking: tuple[str, str, str] | None
+) -> None:
+    """A command that needs more than what is installed says so in one line, before it does anything; others run."""
+    done = run_with(extra, FAUST[0]) if arguments is FAUST else run_with(extra, RUN, *arguments)
+    if lacking is None:
+        assert (done.returncode, bool(done.stdout), done.stderr) == (0, True, "")
+    else:
+        what, module, needed = lacking
+        said = f"wideload: {what}{module} is not installed; run: pip install 'wideload[{needed}]'\n"
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
 
 @pytest.mark.parametrize("extra", [None, *sorted(set(OF_EXTRAS.values()))])
@@ -91,30 +112,3 @@ def test_modules_import_with_their_extra_alone(extra: str | None) -> None:
     assert modules
     done = run_with(extra, "import " + ", ".join(modules))
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize("arguments", [["worker", "-c", "w.toml"], ["--help"], ["job"], []])
-def test_command_without_click(arguments: list[str]) -> None:
-    """An installation for serializers has the command, which says in one line what it lacks."""
-    assert outcome(None, arguments) == refused("", "click")
-
-
-@pytest.mark.parametrize("command", ["worker", "check", "demo", "consume", "dlq"])
-def test_command_without_the_worker(command: str) -> None:
-    """An installation for Spark jobs has click; a command that needs more says so, before it does anything."""
-    assert outcome("spark", [command, "--help"]) == refused(f"{command}: ", "faust")
-
-
-def test_jobs_without_the_worker() -> None:
-    """`wideload job` needs the extra `spark` alone, as `--help` and `--version` do."""
-    for arguments in (["--help"], ["--version"], ["job"], ["job", "sweep", "--help"]):
-        status, told, errors = outcome("spark", arguments)
-        assert (status, bool(told), errors) == (0, True, "")
-    assert outcome("worker", ["job", "sweep"]) == refused("job: ", "pyspark", "spark")
-
-
-def test_faust_worker_without_the_extra() -> None:
-    """Faust's own command needs the extra too, and `wideload.worker` says so in one line."""
-    code = "import os; os.environ['WIDELOAD_CONFIG'] = 'w.toml'; from wideload.worker import app"
-    done = run_with("faust", code)
-    assert (done.returncode, done.stdout, done.stderr) == refused("WIDELOAD_CONFIG: ", "prometheus_client")

@@ -14,6 +14,7 @@ import pytest
 from tests.forks import Forked, fork, run
 from tests.integration.worker_process import until
 
+ROOT = Path(__file__).resolve().parents[1]
 SAYS = """
 import os, sys
 sys.stdout.write(f"{sys.argv} {os.getcwd()} {os.environ.get('SAID')} {__name__} {sys.stdin.read()}")
@@ -46,45 +47,39 @@ def running(folder: Path, text: str) -> Forked:
     return process
 
 
-def test_run_is_as_subprocess(tmp_path: Path) -> None:
-    """Arguments, input, output, status, environment and folder are those of a new process."""
-    command = [sys.executable, str(script(tmp_path, SAYS)), "one", "-W", "two"]
-    environ = {**os.environ, "SAID": "so"}
+@pytest.mark.parametrize(
+    ("program", "out"),
+    [
+        (SAYS, "['PATH', 'one', '-W', 'two'] FOLDER so __main__ given"),
+        *((ENDS.format(status=status), "before: first this\nthen this\n") for status in (None, 0, 300, True, "told")),
+        (["-m", "faust", "--version"], None),
+        (["-W", "error", "-m", "app.cli", "worker", "-c", "nowhere.toml"], ""),
+    ],
+    ids=["says", "None", "0", "300", "True", "text", "package", "module"],
+)
+def test_run_is_as_subprocess(tmp_path: Path, program: str | list[str], out: str | None) -> None:
+    """Arguments, input, output, status, environment and folder are those of a new process, and so is its end.
+
+    Threads are waited for, what is to run at the end runs, all is written, and a text is told as an error.
+    """
+    what = [str(script(tmp_path, program)), "one", "-W", "two"] if isinstance(program, str) else program
+    command = [sys.executable, *what]
+    environ = {**os.environ, "SAID": "so", "PYTHONPATH": str(ROOT)}
     new = subprocess.run(command, env=environ, cwd=tmp_path, input="given", capture_output=True, text=True, check=False)
     forked = run(command, environ=environ, folder=tmp_path, given="given")
     assert (forked.returncode, forked.stdout, forked.stderr) == (new.returncode, new.stdout, new.stderr)
-    assert (new.returncode, new.stderr) == (7, "and this")
-
-
-@pytest.mark.parametrize("status", [None, 0, 300, True, "told"])
-def test_end_is_as_that_of_a_new_process(tmp_path: Path, status: object) -> None:
-    """Threads are waited for, what is to run at the end runs, all is written, and a text is told as an error."""
-    command = [sys.executable, str(script(tmp_path, ENDS.format(status=status)))]
-    new = subprocess.run(command, capture_output=True, text=True, check=False)
-    forked = run(command)
-    assert (forked.returncode, forked.stdout, forked.stderr) == (new.returncode, new.stdout, new.stderr)
-    assert new.stdout == "before: first this\nthen this\n"
-
-
-def test_run_module() -> None:
-    """`python -m MODULE` is its `__main__`; the modules that are there already are not warned of."""
-    done = run([sys.executable, "-W", "error", "-m", "app.cli", "worker", "-c", "nowhere.toml"])
-    assert done.returncode == 2
-    assert done.stderr == "wideload: nowhere.toml: cannot be read: No such file or directory\n"
-
-
-def test_run_package() -> None:
-    """`python -m PACKAGE` is its `__main__` too, also where the package has put another module in its place."""
-    done = run([sys.executable, "-m", "faust", "--version"])
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "version" in done.stdout
+    if out is not None:
+        assert new.stdout == out.replace("PATH", what[0]).replace("FOLDER", str(tmp_path))
 
 
 def test_traceback_is_an_error(tmp_path: Path) -> None:
-    """An exception that nobody catches is on standard error, and the status is 1."""
-    done = run([sys.executable, script(tmp_path, "raise ValueError(f'so it {1 + 1}')")])
+    """An exception that nobody catches is on standard error; what only a new interpreter heeds is not ignored."""
+    command = [sys.executable, str(script(tmp_path, "raise ValueError(f'so it {1 + 1}')"))]
+    done = run(command)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.endswith("ValueError: so it 2\n")
+    with pytest.raises(AssertionError, match="LD_PRELOAD"):
+        run(command, environ={"LD_PRELOAD": "clock.so"})
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
@@ -112,7 +107,7 @@ def test_all_ends_with_the_tests(tmp_path: Path) -> None:
     """When the process of the tests is killed, so are the server and what was forked from it."""
     text = f"""
 import sys, time
-sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+sys.path.insert(0, {str(ROOT)!r})
 from tests.forks import arguments, fork
 arguments.append("--bare")  # the server would import for seconds what nobody needs here
 with open("log", "wb") as log:
@@ -143,9 +138,3 @@ def test_constants_are_set(tmp_path: Path) -> None:
     assert float(changed) == 77.5
     assert float(own) != 77.5
     assert refused[-1] == "AssertionError: app.pipeline.topic_watcher:_GONE"
-
-
-def test_what_acts_before_python_is_refused(tmp_path: Path) -> None:
-    """An environment that only a new interpreter heeds is an error, and not ignored."""
-    with pytest.raises(AssertionError, match="LD_PRELOAD"):
-        run([sys.executable, script(tmp_path, "")], environ={"LD_PRELOAD": "clock.so"})
