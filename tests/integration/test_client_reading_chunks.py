@@ -111,6 +111,34 @@ async def test_commit_holds_and_restart_repeats_nothing(source: Source, client: 
 
 
 @one_each
+async def test_restart_anywhere(source: Source, client: Client) -> None:
+    """A consumer that is restarted after every three records gets each once, wherever it keeps its offsets."""
+    found = list[Discarded]()
+    messages = [*(pieces(f"u{n}", 3_000, n) for n in range(4)), *([plain(b"%d" % n)] for n in range(4))]
+    await source.write(list(interleaved(messages, 5)))
+
+    async def check(kept: str) -> None:
+        got: list[Any] = []
+        at = 0
+        config: Config = {**TIGHT, "group.id": f"{source.topic}-{kept}", "enable.auto.commit": kept == "auto"}
+        while len(got) < 8:
+            assigned: dict[int, int | None] | None = {0: at} if kept in {"offset", "position"} else None
+            async with client(source, config, found.append, assigned=assigned) as reader:
+                for each in await reader.read(min(3, 8 - len(got))):
+                    got.append(each.value)
+                    at = each.offset + 1
+                if kept == "position":
+                    at = await reader.position()
+                if kept in {"commit", "record"}:
+                    await reader.commit(at if kept == "record" else None)
+        assert set(got) == {value_of(3_000, n) for n in range(4)} | {b"%d" % n for n in range(4)}
+        assert len(got) == 8
+
+    await asyncio.gather(*map(check, ("commit", "auto", "record", "offset", "position")))
+    assert found == []
+
+
+@one_each
 async def test_commit_of_what_is_done(source: Source, client: Client) -> None:
     """An application may commit less than it was given: what is behind that comes again. Its own metadata is kept."""
     chunks = pieces("u", 1_500)
