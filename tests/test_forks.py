@@ -51,11 +51,11 @@ def running(folder: Path, text: str) -> Forked:
     ("program", "out"),
     [
         (SAYS, "['PATH', 'one', '-W', 'two'] FOLDER so __main__ given"),
-        *((ENDS.format(status=status), "before: first this\nthen this\n") for status in (None, 0, 300, True, "told")),
+        *((ENDS.format(status=status), "before: first this\nthen this\n") for status in (None, 0, 456, True, "told")),
         (["-m", "faust", "--version"], None),
         (["-W", "error", "-m", "app.cli", "worker", "-c", "nowhere.toml"], ""),
     ],
-    ids=["says", "None", "0", "300", "True", "text", "package", "module"],
+    ids=["says", "None", "0", "456", "True", "text", "package", "module"],
 )
 def test_run_is_as_subprocess(tmp_path: Path, program: str | list[str], out: str | None) -> None:
     """Arguments, input, output, status, environment and folder are those of a new process, and so is its end.

@@ -53,19 +53,20 @@ def test_file_with_something_else(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("new", "kept"),
+    ("former", "new", "kept"),
     [
-        (Result("b", "2026-11-27", passed=2), "2026-11-27"),
-        (Result("b", "2026-11-27", error="no jars"), "2026-11-27"),
-        (Result("b", "2026-11-27", missing="no Go"), "2026-11-26"),
+        ({"passed": 1}, {"passed": 2}, "2026-11-27"),
+        ({"passed": 1}, {"error": "no jars"}, "2026-11-27"),
+        ({"passed": 1}, {"missing": "no Go"}, "2026-11-26"),
+        ({"missing": "no Go"}, {"missing": "no Go"}, "2026-11-27"),
     ],
-    ids=["passed", "failed", "not here"],
+    ids=["passed", "failed", "not here", "not here again"],
 )
-def test_newest_result_of_a_cell_is_kept(new: Result, kept: str) -> None:
-    """A run takes the place of the one before, but a machine that cannot have a cell takes nothing away."""
-    before = [Result("b", "2026-11-26", passed=1), Result("a", "2026-11-26"), Result("gone", "2026-11-26")]
-    found = [(each.cell, each.date) for each in merged(before, [new], ["a", "b", "c"])]
-    assert found == [("a", "2026-11-26"), ("b", kept)]
+def test_newest_result_of_a_cell_is_kept(former: dict[str, Any], new: dict[str, Any], kept: str) -> None:
+    """A run takes the place of the one before, but a machine that cannot have a cell takes no run away."""
+    before = [Result("b", "2026-11-26", **former), Result("a", "2026-11-26"), Result("gone", "2026-11-26")]
+    found = merged(before, [Result("b", "2026-11-27", **new)], ["a", "b", "c"])
+    assert [(each.cell, each.date) for each in found] == [("a", "2026-11-26"), ("b", kept)]
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ def test_broker_close_leaves_nothing(node: EmbeddedBroker) -> None:
 def test_broker_port_in_use(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The command prints one line with the port, without a traceback, and its status is 1."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # that of the tests stays
+    monkeypatch.setattr("app.local.broker.watched", lambda *_, **__: pytest.fail("Kafka was started"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["--port", str(port)]) == 1
