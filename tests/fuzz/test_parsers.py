@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
+from tests.fuzz import mutation
 from tests.fuzz.parsers import PARSERS, Parser
 from tests.fuzz.run import Defect, corpus, fuzz, main
 
@@ -18,6 +20,14 @@ def test_parser_takes_or_refuses_any_bytes(parser: Parser) -> None:
     outcome = fuzz(parser, count, seed=1)
     assert outcome.taken + outcome.refused == count
     assert min(outcome.taken, outcome.refused) > 100
+
+
+@pytest.mark.parametrize("change", mutation._CHANGES)
+def test_each_change_makes_other_bytes(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of the ways to damage bytes leaves them as they are."""
+    monkeypatch.setattr(mutation, "_CHANGES", (change,))
+    seeds = [b"some bytes", b"others"]
+    assert {mutation.mutated(random.Random(seed), seeds) for seed in range(20)} - {*seeds}
 
 
 def test_the_corpus_is_examined() -> None:
