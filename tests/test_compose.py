@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import files
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,24 @@ import jsonschema
 import pytest
 import yaml
 
+from app.cli import cli
 from app.config.parsing import parse
 from app.config.settings import Settings
-from tests.docs.command_lines import accepted
 
 ROOT = Path(__file__).parent.parent
 CONFIG_FOLDER = "/etc/wideload"
 OWN_IMAGE = "wideload"
 MIB = 1024 * 1024
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+
+
+def accepted(arguments: Sequence[str]) -> Mapping[str, object]:
+    """The parameters of the command that `wideload` takes with these arguments."""
+    with cli.make_context("wideload", list(arguments)) as context:
+        name, command, rest = cli.resolve_command(context, list(arguments))
+        assert command is not None
+        with command.make_context(name, rest, parent=context) as inner:
+            return inner.params
 
 
 def interpolated(node: Any, environ: Mapping[str, str]) -> Any:

@@ -20,8 +20,8 @@ import pytest
 import yaml
 
 from stores.registry import STORE_NAMES
-from tests.docs.command_lines import accepted
 from tests.s3_server import free_port
+from tests.test_compose import accepted
 
 ROOT = Path(__file__).parent.parent
 WEB_PORT = "6066"

@@ -19,8 +19,8 @@ import yaml
 from app.config.parsing import parse
 from app.config.settings import Settings
 from app.config.version import VERSION
-from tests.docs.command_lines import accepted
 from tests.helm import CHART, MANIFEST, helm, is_there, rendered, value_files
+from tests.test_compose import accepted
 
 MIB = 1024 * 1024
 OLDEST = "1.27"  # kubeVersion of Chart.yaml

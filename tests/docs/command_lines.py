@@ -6,7 +6,7 @@ import argparse
 import importlib.util
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -21,7 +21,7 @@ from jobs import backfill
 from jobs.driver.command_line import add_spark
 from jobs.ingesting import command_line
 
-__all__ = ["OMITTED", "accepted", "check_command", "commands_of"]
+__all__ = ["OMITTED", "check_command", "commands_of"]
 
 ROOT = Path(__file__).resolve().parents[2]
 OMITTED = "…"
@@ -46,19 +46,6 @@ def commands_of(line: str) -> Iterator[list[str]]:
             words = []
         elif words or not re.fullmatch(r"\w+=.*|until|while|if|do|then|else|!|export|time", token):
             words.append(token)
-
-
-def accepted(arguments: Sequence[str]) -> Mapping[str, object]:
-    """The parameters of a command that `wideload` takes with these arguments.
-
-    Raises:
-        click.UsageError: it does not take them.
-    """
-    with cli.make_context("wideload", list(arguments)) as context:
-        name, command, rest = cli.resolve_command(context, list(arguments))
-        assert command is not None
-        with command.make_context(name, rest, parent=context) as inner:
-            return inner.params
 
 
 def check_command(words: Sequence[str]) -> None:
