@@ -1,17 +1,19 @@
-"""A cluster of three embedded brokers with users, TLS and ACLs, for the tests that need one."""
+"""A cluster of three embedded brokers with users, TLS, ACLs and disks that fail, for the tests that need one."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.client import CoordinationType
 from aiokafka.errors import KafkaConnectionError, NodeNotReadyError
 from aiokafka.protocol.admin import DescribeAclsRequest
 
@@ -22,8 +24,6 @@ from app.local.broker import EmbeddedBroker, new_cluster_id
 from tests.integration.names import Names
 from tests.integration.worker_process import until
 from tests.s3_server import free_port
-
-__all__ = ["KEY_PASSWORD", "SCRAM", "Cluster"]
 
 SCRAM = ("SCRAM-SHA-256", "SCRAM-SHA-512")
 KEY_PASSWORD = "of-a-key"
@@ -77,7 +77,7 @@ class Cluster:
         self._logs = folder / "logs"
         self.nodes = [
             EmbeddedBroker(
-                {**shared, "node.id": str(number), "log.dirs": str(self._logs / str(number))},
+                {**shared, **self._disks(number), "node.id": str(number)},
                 protocols=_PROTOCOLS,
                 ports=each,
                 cluster_id=identity,
@@ -86,6 +86,10 @@ class Cluster:
             )
             for number, each in enumerate(ports, 1)
         ]
+
+    def _disks(self, number: int) -> dict[str, str]:
+        disks = [self._logs / f"{number}-{disk}" for disk in ("a", "b")]
+        return {"log.dirs": ",".join(map(str, disks)), "metadata.log.dir": str(self._logs / f"{number}-metadata")}
 
     def __enter__(self) -> Self:
         try:
@@ -142,6 +146,21 @@ class Cluster:
         described = self._ask(lambda client: client.describe_topics([topic]))
         return {each["partition"]: each["leader"] for each in described[0]["partitions"] if each["leader"] >= 0}
 
+    @contextlib.contextmanager
+    def failing_disk(self, number: int, topic: str, partition: int) -> Iterator[None]:
+        """Takes from a running node the one of its disks that has a partition; gives it back, and starts it again."""
+        (disk,) = (each.parent for each in self._logs.glob(f"{number}-?/{topic}-{partition}"))
+        gone = disk.with_name(f"{disk.name}-gone")
+        node = self.nodes[number - 1]
+        disk.rename(gone)
+        try:
+            yield
+        finally:
+            node.kill()
+            shutil.rmtree(disk, ignore_errors=True)
+            gone.rename(disk)
+            node.start()
+
     def in_sync(self, topic: str, replicas: int = _NODES) -> bool:
         """Whether so many replicas of a topic count as having all records, and no more."""
         described = self._ask(lambda client: client.describe_topics([topic]))
@@ -151,6 +170,12 @@ class Cluster:
         """The ids of the brokers that the cluster knows of."""
         described = self._ask(lambda client: client.describe_cluster())
         return {int(broker["node_id"]) for broker in described["brokers"]}
+
+    def coordinator(self, transactional_id: str) -> int:
+        """The node id of the coordinator of its transactions."""
+        return int(
+            self._ask(lambda client: client._client.coordinator_lookup(CoordinationType.TRANSACTION, transactional_id))
+        )
 
     def allow(self, user: str, resource: str, *operations: int, kind: int = 2, pattern: int = 3) -> None:
         """Lets a user do these with a resource: 3 Read, 4 Write, 8 Describe, 10 DescribeConfigs; of kind 2, a topic.

@@ -15,6 +15,7 @@ from aiokafka import AIOKafkaProducer
 from app.cluster.control_topic import check_control_topic
 from app.config.parsing import parse
 from app.config.settings import Settings
+from app.kafka.clients import ClusterError
 from app.kafka.topic_log import TopicLog
 from app.pipeline.control_topic import ControlTopic
 from app.pipeline.steering import GroupSteering
@@ -320,3 +321,22 @@ async def test_records_that_would_fill_the_memory(group: Group) -> None:
     await log.read(30)
     assert taken == [b"a"]
     assert len(skipped) == 1
+
+
+async def test_a_topic_that_is_gone_is_told(group: Group) -> None:
+    """While it cannot be read, who asks for the health of the worker learns it, until it is made again."""
+    async with steered(group) as (pipeline, steering, _), asyncio.timeout(90):
+        assert steering.trouble is None
+        await asyncio.to_thread(Operations(group.way.broker).delete_topic, group.topic)
+        told = f"control.topic {group.topic} cannot be read, so no request arrives: topic {group.topic} does not exist"
+        await asyncio.to_thread(until, lambda: str(steering.trouble).startswith(told), "the topic is missed")
+        await make_again(group)
+        await steering.begin_anew(cast(Any, pipeline), only_failed=False)
+        assert steering.trouble is None
+
+
+async def test_a_log_that_takes_too_long(group: Group) -> None:
+    """The error says which topic, and after how long."""
+    log = TopicLog(settings_of(group).client, group.topic, lambda *_: None, lambda _: None)
+    with pytest.raises(ClusterError, match=f"topic {group.topic} was not read to its end within 0 s"):
+        await log.read(0.0)

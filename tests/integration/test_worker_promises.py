@@ -15,7 +15,7 @@ import pytest
 from tests.faults.proxy import Error, FaultProxy, Hang, Ok
 from tests.integration.limits import alter
 from tests.integration.operations import Operations
-from tests.integration.topics import Sent, committed, read_all, send
+from tests.integration.topics import Sent, committed, end_offsets, read_all, send
 from tests.integration.way import THRESHOLD, MakeTopic, MakeWay, Way
 from tests.integration.worker_process import StartedWorker, WorkerProcess, until
 from tests.s3_server import S3Server
@@ -87,6 +87,26 @@ def test_ctrl_c_ends_the_worker(make_way: MakeWay, versitygw: S3Server, proxy: F
     assert committed(way.broker, way.group("offload"), way.raw)[0] == len(sent)
     assert Operations(way.broker).members(way.group("offload")) == []
     assert "Traceback" not in log
+
+
+@pytest.mark.s3
+def test_retry_after_is_not_read(make_way: MakeWay, versitygw: S3Server, proxy: FaultProxy) -> None:
+    """A store that says `Retry-After: 3600`, with 503 or 429, is asked again after the worker's own pauses."""
+    way = on_s3(make_way(partitions=1), versitygw, proxy)
+    keys = {"s3.retry.attempts": 2, "errors.retry.delay.max.ms": 100}
+    with WorkerProcess(way.folder, way.settings(), way.offload(**keys)) as worker:
+        worker.wait_ready()
+        for number, status in enumerate((503, 429)):
+            # Not `SlowDown`, for which botocore itself waits up to a second.
+            proxy.switch(Error(status, code="InternalError", retry_after_s=3_600))
+            refused = proxy.counts.errors
+            send(way.broker, way.raw, [(0, b"%d" % number, os.urandom(THRESHOLD + 1), [], STAMP)])
+            # Two attempts in each call, so both the pause in a call and that between two calls have passed.
+            until(lambda: proxy.counts.errors >= refused + 4, "it is asked again and again")  # noqa: B023  # at once
+            assert worker.get("/health")[1]["status"] == "degraded"
+            proxy.switch(Ok())
+            until(lambda: end_offsets(way.broker, way.orders) == {0: number + 1}, "it goes on")  # noqa: B023
+        assert worker.terminate() == 0
 
 
 def test_group_deleted(broker: str, make_way: MakeWay, make_topic: MakeTopic) -> None:
