@@ -154,6 +154,8 @@ def test_password_withdrawn(cluster: Cluster, make_way: Callable[[], Way]) -> No
     pipelines = {**way.offload(**soon), "idle": idle.offload(**soon)["offload"]}
     with WorkerProcess(way.folder, head, pipelines) as worker:
         worker.wait_ready()
+        traffic.send()
+        until(traffic.committed, "records flow")
         operations.set_password(SCRAM_USER, None)
         traffic.send()
         until(partial(traffic.flows, traffic.ways), "those who are in stay in")
