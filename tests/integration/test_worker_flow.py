@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from aiokafka import AIOKafkaProducer
+from aiokafka.structs import RecordMetadata
 
 from app.config.settings import ClientSettings
 from app.deadletters.reader import LetterReader
+from app.kafka.batches.outbox import Batches
 from app.kafka.clients import admin
 from app.kafka.queries import Query, version
 from tests.built_batches import raw_batch
@@ -112,3 +114,41 @@ async def test_quota_costs_an_exactly_once_flow_time_alone(make_line: MakeLine, 
         await life.until(lambda: life.stats.records_out == len(written))
         await life.stop()
     assert keys(await line.found()) == [*range(len(written))]
+
+
+async def test_batches_that_wait_when_a_partition_is_lost(make_line: MakeLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sink that takes nothing for a while, as by a quota, gets from the former owner what is on its way already.
+
+    What waits behind that is the next owner's to write, which may have written it, and more.
+    """
+    line = make_line("offload", 2, **{"processing.guarantee": "at_least_once", "producer.batch.size": 1_000})
+    gate, begun, deliver = asyncio.Event(), list[Batches](), Batches.send
+
+    async def slow(batches: Batches, *sent: Any) -> RecordMetadata:
+        begun.append(batches)
+        if batches is begun[0]:
+            await gate.wait()
+        return await deliver(batches, *sent)
+
+    monkeypatch.setattr(Batches, "send", slow)
+    await line.send([each for number in range(6) for each in of_both(number, 900)])
+    async with line.life() as former:
+        former.flow._graceful_timeout_s = 0.1
+        await former.until(lambda: len(begun) == 2)
+        async with line.life() as latter:
+            await latter.until(lambda: latter.stats.records_out == 6)
+            await line.send([each for number in range(6, 10) for each in of_both(number, 900)])
+            await latter.until(lambda: latter.stats.records_out == 10)
+            (partition,) = latter.flow.report.positions
+            gate.set()
+            await former.until(lambda: former.flow.report.in_flight_bytes == 0 and former.stats.records_out >= 10)
+            await former.stop()
+            await latter.stop()
+    assert former.budget.used == 0
+    written = keys((await asyncio.to_thread(read_all, line.broker, line.sink))[partition.partition])
+    assert written == [*range(10), 0]
+
+
+def of_both(number: int, size: int) -> list[Sent]:
+    """A record for each of two partitions."""
+    return [(partition, b"%d" % number, b"x" * size, [], STAMP) for partition in (0, 1)]
