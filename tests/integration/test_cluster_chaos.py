@@ -22,7 +22,7 @@ from app.local.broker import EmbeddedBroker
 from tests.integration.cluster import Cluster
 from tests.integration.test_worker_cluster import ONCE, Traffic, arrived_in_order
 from tests.integration.topics import Counted, Sent, end_offsets, read_all, send
-from tests.integration.way import Way, digests, expected, first_occurrences, mixed
+from tests.integration.way import Way, digests, expected, first_occurrences, mixed, ways_on
 from tests.integration.worker_process import WorkerProcess, until
 from transforms.identifiers import transactional_id
 
@@ -47,17 +47,7 @@ def cluster(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture
 def make_way(cluster: Cluster, tmp_path: Path) -> Callable[[], Way]:
     """Makes topics of one test, three partitions each."""
-    numbers = itertools.count()
-
-    def make_topic(partitions: int, **configs: str) -> str:
-        name = f"{tmp_path.name}-{next(numbers)}"
-        cluster.make_topic(name, partitions, **configs)
-        return name
-
-    def make() -> Way:
-        return Way(cluster.bootstrap_servers, make_topic, tmp_path, partitions=3, large=2_000_000, session_ms=4_000)
-
-    return make
+    return ways_on(cluster, tmp_path)
 
 
 @pytest.fixture

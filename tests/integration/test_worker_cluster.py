@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from tests.integration.limits import alter
 from tests.integration.operations import Operations
 from tests.integration.rest import ask
 from tests.integration.topics import Counted, Sent, committed, end_offsets, read_all, send
-from tests.integration.way import Way, digests, expected, first_occurrences, mixed
+from tests.integration.way import Way, digests, expected, first_occurrences, mixed, ways_on
 from tests.integration.worker_process import WorkerProcess, until
 from transforms.errors import ConfigurationError, WideloadError
 
@@ -58,17 +57,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture
 def make_way(cluster: Cluster, tmp_path: Path) -> Callable[[], Way]:
     """Makes topics of one test, three partitions each."""
-    numbers = itertools.count()
-
-    def make_topic(partitions: int, **configs: str) -> str:
-        name = f"{tmp_path.name}-{next(numbers)}"
-        cluster.make_topic(name, partitions, **configs)
-        return name
-
-    def make() -> Way:
-        return Way(cluster.bootstrap_servers, make_topic, tmp_path, partitions=3, large=2_000_000, session_ms=4_000)
-
-    return make
+    return ways_on(cluster, tmp_path)
 
 
 @pytest.fixture

@@ -7,9 +7,13 @@ import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.integration.topics import Found, Sent, committed, end_offsets
 from tests.integration.worker_process import WorkerProcess
+
+if TYPE_CHECKING:
+    from tests.integration.cluster import Cluster
 
 __all__ = [
     "PARTITIONS",
@@ -150,3 +154,15 @@ def first_occurrences(found: Mapping[int, list[tuple[bytes | None, str]]]) -> di
 def reason_of(letter: Found) -> str:
     """Why a record is a dead letter."""
     return (dict(letter.headers)["__connect.errors.exception.message"] or b"").decode()
+
+
+def ways_on(cluster: Cluster, folder: Path) -> Callable[[], Way]:
+    """Makes ways on a cluster, with topics of three partitions each."""
+    numbers = itertools.count()
+
+    def make_topic(partitions: int, **configs: str) -> str:
+        name = f"{folder.name}-{next(numbers)}"
+        cluster.make_topic(name, partitions, **configs)
+        return name
+
+    return lambda: Way(cluster.bootstrap_servers, make_topic, folder, partitions=3, large=2_000_000, session_ms=4_000)
