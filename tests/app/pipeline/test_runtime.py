@@ -56,6 +56,9 @@ async def test_a_call_apart_is_over_however_it_ends() -> None:
             await asyncio.wait_for(runtime.threads.call_apart(fail, "close-p"), 20)
             given_up = runtime.threads.call_apart(int, "close-p")
             given_up.cancel()
+            for thread in threading.enumerate():  # the hook is called after the call is over
+                if thread.name == "close-p":
+                    thread.join(20)
     finally:
         threading.excepthook = before
     assert [type(each.exc_value) for each in seen] == [ValueError]
