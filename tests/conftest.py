@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import itertools
 import os
@@ -118,7 +119,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         names = _markers(item)
         for name in names:
             item.add_marker(name)
-        if "spark" in names or ("integration" in names and _has_kafka_python(item)):
+        if "spark" in names or ("integration" in names and _has_kafka_python(item.path)):
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
             item.fixturenames.append("_left_sockets")  # type: ignore[attr-defined] # of pytest.Function
         if item.get_closest_marker("needs_kafka") is not None:
@@ -143,14 +144,11 @@ def _markers(item: pytest.Item) -> set[str]:
     return names | texts & {"minio"}
 
 
-def _has_kafka_python(item: pytest.Item) -> bool:
-    """Whether the module of the test has names of kafka-python, or of our classes on it."""
-    found = vars(getattr(item, "module", None) or object).values()
-    places = (getattr(each, "__module__", None) or getattr(each, "__name__", None) for each in found)
-    return any(
-        str(place).startswith(("kafka.", "app.serializers.kafka_python", "tests.integration.client_readers"))
-        for place in places
-    )
+@functools.cache
+def _has_kafka_python(path: Path) -> bool:
+    """Whether a file of tests names kafka-python, our classes on it, or the clients of which those are some."""
+    text = path.read_text(encoding="utf-8")
+    return re.search(r"kafka_python|KafkaPython|client_readers|client_writers|\bkafka import", text) is not None
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -171,7 +171,7 @@ def as_text(value: bytes | None) -> str:
 @pytest.mark.parametrize(
     ("header", "value", "allowed"),
     [(header, value, allowed) for header, (values, allowed) in ALLOWED.items() for value in values],
-    ids=lambda value: repr(value)[:40],
+    ids=lambda value: repr(value)[:40].replace("\\", "~"),
 )
 def test_reference_parse_malformed_header(header: str, value: bytes | None, allowed: str) -> None:
     """Each bad header is refused in one short line that names it, with what was found and what is allowed."""
@@ -241,7 +241,7 @@ def test_reference_parse_header_that_is_missing(missing: str, field: str, allowe
         (b"/" * (MAX_PATH_BYTES + 1), "'16,385 bytes'"),
         (bytes(1_000_000), "'1,000,000 bytes'"),
     ],
-    ids=lambda value: repr(value)[:40],
+    ids=lambda value: repr(value)[:40].replace("\\", "~"),
 )
 def test_reference_parse_malformed_value(value: bytes | None, found: str) -> None:
     """A value that cannot be a path is refused, and its bytes are not shown."""
