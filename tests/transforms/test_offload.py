@@ -170,6 +170,12 @@ def test_offload_of_claims_in_bakdatas_formats(name: FormatName, record: Record,
             offload.check(record)
 
 
+def test_our_own_format_leaves_a_record_that_stays_as_it_is() -> None:
+    """Key, value, headers and timestamp: no mark says that it is no reference."""
+    record = Record(b"k", b"v", (OWN,), 7)
+    assert FORMATS["wideload"].write_inline(record) == FORMATS["wideload"].read_inline(record) == record
+
+
 @pytest.mark.parametrize("value", [b"s3://b/p/t/secret", b""])
 def test_offloaded_reference_is_read_as_it_was(value: bytes) -> None:
     """A reference that was offloaded comes back with its headers, and is not followed."""
