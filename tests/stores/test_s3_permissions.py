@@ -147,6 +147,17 @@ def test_a_right_to_use_the_key_is_named() -> None:
     assert caught.value.key == "s3.access.key"
 
 
+def test_an_encryption_that_a_server_does_not_have_is_blamed() -> None:
+    """Whatever its code is: MinIO's is NotImplemented."""
+    refused = said(501, "NotImplemented", "Server side encryption specified but KMS is not configured")
+    with (
+        bucket(lambda *_: refused, s3_sse="AES256") as (store, _, _),
+        pytest.raises(PayloadStoreError, match=r"KMS is not configured; change s3\.sse, or set up KMS") as caught,
+    ):
+        store.check()
+    assert caught.value.key == "s3.sse"
+
+
 @pytest.mark.parametrize(("words", "expected"), [(True, PayloadNotFoundError), (False, PayloadStoreAccessError)])
 def test_a_missing_payload_without_the_right_to_list(words: bool, expected: type[Exception]) -> None:  # noqa: FBT001
     """It is told apart from a missing right where the server says which right decides."""

@@ -243,6 +243,7 @@ def test_each_name_has_one_key(name: str) -> None:
             1,
             "found 'wrapper.header.2', allowed is a name that does not begin with wrapper.header.",
         ),
+        ({1: "\ud800"}, 1, "found '\\ud800', allowed is a name that UTF-8 can hold"),
         ({1: "a", 2: "a"}, 2, "found 'a', which is the name of key 1 already"),
         ({1: "large-message"}, 1, "found 'large-message', which is the name of key 2082000 already"),
     ],

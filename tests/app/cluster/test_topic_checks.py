@@ -93,6 +93,15 @@ def test_threshold_over_the_limit_is_taken_where_records_are_compressed() -> Non
         check_limits(pipeline, Topic("orders", 1, 10_000, "delete", recompressed=True))
 
 
+def test_a_transform_that_gets_nothing_is_refused() -> None:
+    """Chunks of what offload has left: none, if a chunk may take as much as a value that is offloaded."""
+    keys: dict[str, Any] = {"large.message.payload.store.class": "memory", "large.message.threshold.bytes": 5_000}
+    sink = Topic("orders", 1, 10_000, "delete")
+    with pytest.raises(ConfigurationError, match=r"^transforms: found .* over 5,000 bytes.*; lower chunk\.max\.bytes"):
+        check_chunks(settings_of("offload", "chunk", **keys), [sink], sink)
+    check_chunks(settings_of("offload", "chunk", **keys, **{"chunk.max.bytes": 4_999}), [sink], sink)
+
+
 @pytest.mark.parametrize(
     ("transforms", "source", "sink", "told"),
     [
