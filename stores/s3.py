@@ -208,13 +208,12 @@ class S3Store(BucketStore):
             yield from (folder.get("Prefix", "") for folder in page.get("CommonPrefixes", ()))
 
     def found_below(self, prefix: str) -> Iterator[Iterable[PayloadInfo]]:
-        """See `BucketStore.found_below`."""
+        """See `BucketStore.found_below`; without what can be no payload."""
         paginator = self._client.get_paginator("list_objects_v2")
         for page in self._pages(paginator.paginate(Bucket=self._container, Prefix=prefix)):
-            yield (
-                info("ListObjectsV2", f"{self._container_uri}{item.get('Key', '')}", item, "Size")
-                for item in page.get("Contents", ())
-            )
+            found = ((f"{self._container_uri}{item.get('Key', '')}", item) for item in page.get("Contents", ()))
+            # What is no payload need not say its size and its date.
+            yield (info("ListObjectsV2", path, item, "Size") for path, item in found if self.root.holds(path))
 
     def check(self, *, writing: bool = True, topic: str | None = None) -> None:
         """See `Check.check`: puts a probe and removes it, or gets one, which mostly does not exist.

@@ -17,6 +17,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from app.local.jars import cache_folder
+
 LEAST_PERCENT = 90
 _ROOT = Path(__file__).resolve().parents[1]
 _WORK = _ROOT / "build" / "mutants"
@@ -47,15 +49,11 @@ def main(modules: Sequence[str]) -> int:
     work = _WORK / folder.replace("/", "-")
     _copy(work, folder)
     names = [f"{name.removesuffix('.py').replace('/', '.')}.*" for name in modules]
-    paths = os.pathsep.join([str(_cache()), "."])
+    paths = os.pathsep.join([str(cache_folder() / "mutmut"), "."])
     command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(os.cpu_count() or 1), *names]
     done = subprocess.run(command, cwd=work, env={**os.environ, "PYTHONPATH": paths}, check=False)
     low = _report(work, folder, modules)
     return done.returncode or int(low)
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("WIDELOAD_CACHE") or Path.home() / ".cache" / "wideload") / "mutmut"
 
 
 def _copy(work: Path, folder: str) -> None:

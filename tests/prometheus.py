@@ -23,6 +23,7 @@ import pytest
 import yaml
 
 from app.local.broker import free_ports
+from app.local.jars import cache_folder
 from app.local.watchdog import watched
 from tests.integration.worker_process import until
 
@@ -129,8 +130,8 @@ class Prometheus:
 
 
 def _binary(name: str) -> str:
-    cache = Path(os.environ.get("WIDELOAD_CACHE") or Path.home() / ".cache" / "wideload")
-    found = shutil.which(name, path=os.pathsep.join((str(cache / "bin"), os.environ.get("PATH", ""))))
+    folder = cache_folder() / "bin"
+    found = shutil.which(name, path=os.pathsep.join((str(folder), os.environ.get("PATH", ""))))
     if found is None:
-        pytest.skip(f"no {name}: run `sh deploy/prometheus/fetch.sh {cache / 'bin'}`, or install Prometheus")
+        pytest.skip(f"no {name}: run `sh deploy/prometheus/fetch.sh {folder}`, or install Prometheus")
     return found

@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 
 from app.local.broker import EmbeddedBroker
+from app.local.jars import cache_folder
 from tests.image.base import stand_in
 from tests.image.buildah import Buildah, Image, first_process
 from tests.image.compose import engine, try_compose
@@ -73,9 +74,8 @@ def _try_buildah(work: Path) -> None:
     if os.geteuid() != 0:
         raise ImageError("without Docker or Podman this test mounts and changes users, which takes root: sudo make …")
     needed("buildah", "unshare", "setpriv")
-    cache = Path(os.environ.get("WIDELOAD_CACHE") or Path.home() / ".cache" / "wideload") / "image"
     with step("make the base"):
-        archive = stand_in(cache, work)
+        archive = stand_in(cache_folder() / "image", work)
     buildah = Buildah(work)
     with step("bring it into Buildah"):
         buildah.base(archive)

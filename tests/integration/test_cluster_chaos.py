@@ -8,7 +8,7 @@ import itertools
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -45,15 +45,9 @@ def cluster(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture
-def make_way(cluster: Cluster, tmp_path: Path) -> Callable[[], Way]:
-    """Makes topics of one test, three partitions each."""
-    return ways_on(cluster, tmp_path)
-
-
-@pytest.fixture
-def way(make_way: Callable[[], Way]) -> Way:
+def way(cluster: Cluster, tmp_path: Path) -> Way:
     """Topics of one test, three partitions each."""
-    return make_way()
+    return ways_on(cluster, tmp_path)()
 
 
 @contextlib.contextmanager
@@ -74,8 +68,9 @@ def flowing(traffic: Traffic) -> Iterator[None]:
         sending.result()
 
 
-def test_worker_rolling_restart(cluster: Cluster, make_way: Callable[[], Way]) -> None:
+def test_worker_rolling_restart(cluster: Cluster, tmp_path: Path) -> None:
     """Each broker is restarted in turn, one after a kill, while records flow: none is lost, and nothing restarts."""
+    make_way = ways_on(cluster, tmp_path)
     ways = {"offload": make_way(), "plain": make_way()}
     once = ways["offload"]
     keys = {"errors.retry.delay.max.ms": 500}

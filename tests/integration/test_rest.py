@@ -21,6 +21,7 @@ from confluent_kafka.admin import AdminClient
 from kafka_connect.kafka_connect import HTTPError, KafkaConnect
 from psutil import Process
 
+from app.local.jars import cache_folder
 from tests.integration.rest import Answer, ask
 from tests.integration.test_worker_stores import FORGED
 from tests.integration.topics import committed, end_offsets, send
@@ -718,7 +719,7 @@ def connections(served: Served) -> int:
 
 # --- clients of that API, which give the token as the password of HTTP Basic ------------------------------------------
 
-CLIENTS = Path(os.environ.get("WIDELOAD_CACHE") or Path.home() / ".cache/wideload") / "connect-clients"
+CLIENTS = cache_folder() / "connect-clients"
 API = """
 import sys
 from kafka_connect_api.kafka_connect_api import Api, Cluster

@@ -115,4 +115,6 @@ def _read() -> dict[str, float]:
 
 
 def _path() -> Path:
-    return Path(os.environ.get("WIDELOAD_CACHE") or Path.home() / ".cache" / "wideload") / "test-seconds.json"
+    from app.local.jars import cache_folder  # the first process alone asks for it
+
+    return cache_folder() / "test-seconds.json"

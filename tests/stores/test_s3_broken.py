@@ -146,6 +146,14 @@ def test_an_answer_that_lacks_something_is_an_error_of_the_store(
         assert (caught.value.retriable, caught.value.key) == (not lacking, "s3.endpoint")
 
 
+def test_an_object_that_can_be_no_payload_need_not_say_its_size() -> None:
+    """Others may have objects in that bucket: they end no listing."""
+    payload_of_ours = b"<Key>t/i</Key><Size>1</Size><LastModified>2024-01-01T00:00:00Z</LastModified>"
+    listing = LISTING % (b"<Key>t/of/others</Key></Contents><Contents>" + payload_of_ours)
+    with scripted_server(payload(listing, length=len(listing))) as server, opened(server.config()) as store:
+        assert [info.path for info in store.list()] == ["s3://payloads/t/i"]
+
+
 def everything_is_well(request: Request, wire: Wire) -> bool:
     """Answers each request with a page, as a load balancer does whose servers are away."""
     page = b"" if request.method == "PUT" else b"<html>Back soon</html>"
