@@ -41,8 +41,21 @@ def test_other_versions_are_refused(version: str) -> None:
 
 def test_scala_without_packages_is_refused() -> None:
     """Packages for another Scala would fail with `NoSuchMethodError`, so none are chosen by guess."""
-    with pytest.raises(ConfigurationError, match=r"version 4\.0\.0 built with Scala 3\.3 was found"):
-        release_of("4.0.0", "3.3")
+    for version, scala, found in (
+        ("4.0.0", "3.3", "version 4.0.0 built with Scala 3.3 was found"),
+        ("4.0.0", "2.12", "version 4.0.0 built with Scala 2.12 was found"),
+        ("9.0", "2.13", "version 9.0 was found"),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            release_of(version, scala)
+        assert str(caught.value).startswith(f"spark: {found}; supported are 3.5 to 4.3")
+
+
+def test_what_goes_with_a_release() -> None:
+    """Names, as `--packages` takes them, and what people read."""
+    assert (DEFAULT.avro, DEFAULT.jars, DEFAULT.java_range) == (
+        "org.apache.spark:spark-avro_2.13:4.0.0", "spark-4.0_2.13", "Java 17 to 22",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 import pytest
 
-from transforms.text import bytes_text, did_you_mean, printable, text_table
+from transforms.text import brief, bytes_text, did_you_mean, is_utf8, printable, text_table
 
 
 def test_printable_harms_no_terminal() -> None:
@@ -14,10 +14,23 @@ def test_printable_harms_no_terminal() -> None:
     assert (printable("𝄞" * 10, 10), printable("𝄞" * 11, 10)) == ("𝄞" * 10, "𝄞" * 9 + "…")
 
 
+def test_brief_keeps_begin_and_end() -> None:
+    """A text that fits stays as it is; of another one the middle goes, and what is not printable is escaped in both."""
+    assert (brief("x" * 40), brief("x" * 41)) == ("x" * 40, "x" * 26 + "…" + "x" * 13)
+    assert (brief("abcdefghi", 9), brief("abcdefghij", 9)) == ("abcdefghi", "abcde…hij")
+    assert (brief("\nü"), brief("\n2345678\t", 6)) == ("\\nü", "\\n23…8\\t")
+
+
+def test_is_utf8() -> None:
+    """A lone surrogate is not."""
+    assert (is_utf8("ü𝄞"), is_utf8(""), is_utf8("a\udc80")) == (True, True, False)
+
+
 def test_bytes_text() -> None:
     """Sizes at each boundary of a unit."""
-    assert [bytes_text(n) for n in (0, 999, 1000, 999_949, 999_950, 1_500_000, 10**9, 2 * 10**12)] == [
-        "0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "1.5 MB", "1.0 GB", "2.0 TB",
+    sizes = (0, 999, 1000, 999_949, 999_950, 1_500_000, 10**9, 999_950_000_000, 2 * 10**12, 10**15)
+    assert [bytes_text(n) for n in sizes] == [
+        "0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "1.5 MB", "1.0 GB", "1.0 TB", "2.0 TB", "1000.0 TB",
     ]  # fmt: skip
 
 
