@@ -38,8 +38,6 @@ from transforms.errors import WideloadError
 from transforms.logger_name import logger_name
 from transforms.text import bytes_text
 
-__all__ = ["Application", "PipelinesFailedError", "read_control_topic"]
-
 log = logging.getLogger(logger_name(__name__))
 
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from app.config.findings import Findings
     from app.config.settings import Settings
 
-__all__ = ["main"]
-
 _SIGNALLED = 128  # and the number of the signal, as in shells
 _INTERRUPTED = 130  # by SIGINT
 _PIPE_CLOSED = 141  # by SIGPIPE

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from app.config.installed import require
 from transforms.errors import ConfigurationError
 
-__all__ = ["main"]
-
 _USAGE = 2
 
 

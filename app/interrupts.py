@@ -7,8 +7,6 @@ import threading
 import time
 from typing import Final
 
-__all__ = ["keep_interrupts"]
-
 _AFTER_S: Final = 0.05  # by then the callback has returned
 
 

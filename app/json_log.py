@@ -11,8 +11,6 @@ from datetime import UTC, datetime
 from app.config.secret import without_secrets
 from app.log_filters import SecretFormatter
 
-__all__ = ["JsonFormatter", "log_as_json"]
-
 # Each placeholder of a template, with the word before it if that says what its value is.
 _PLACEHOLDER = re.compile(r"(?:\b(pipeline|topic|partition|offset) )?%(?:%|[-#0 +]*\d*(?:\.\d+)?[a-zA-Z])")
 _NUMBER = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})*|[0-9]+")

@@ -24,8 +24,6 @@ from app.pipeline.runtime import STORE_THREADS
 from app.web.address import check_address, listening
 from transforms.logger_name import logger_name
 
-__all__ = ["run_worker"]
-
 log = logging.getLogger(logger_name(__name__))
 
 _LEAVE_S = 1.0

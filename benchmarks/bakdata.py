@@ -8,8 +8,6 @@ from pathlib import Path
 from app.local import jars
 from transforms.errors import WideloadError
 
-__all__ = ["BakdataUnavailableError", "ensure"]
-
 # bakdata leaves Kafka's clients to the user, and uses classes of them that 4.4 has no longer.
 _ROOTS = ("com.bakdata.kafka:large-message-serde:3.1.1", "org.apache.kafka:kafka-clients:4.1.2")
 # Netty native libraries, which Java does without. Their modules have several jars; Ivy takes now one, now another.

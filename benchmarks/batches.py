@@ -16,8 +16,6 @@ from benchmarks.race import BenchmarkError
 from benchmarks.result import Result
 from transforms.record import Record
 
-__all__ = ["BATCHES", "batches"]
-
 BATCHES = 5_000
 _CODEC = "gzip"  # as in Kafka's own test of the split frequency
 _BATCH_BYTES = 16_384  # Kafka's default; the topic takes no more, so whatever is estimated too low is split

@@ -18,8 +18,6 @@ from benchmarks.result import Result
 from benchmarks.topics import Topics
 from tests.s3_server import free_port
 
-__all__ = ["Bench", "compared", "matches", "median", "turned"]
-
 
 @dataclass(frozen=True, slots=True)
 class Bench:

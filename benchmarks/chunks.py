@@ -22,8 +22,6 @@ from transforms.record import Record
 if TYPE_CHECKING:
     from benchmarks.digests import Digests
 
-__all__ = ["BUDGET_MIB", "PENDING_MIB", "RECORDS", "WAVES", "chunks"]
-
 RECORDS = 64
 WAVES = 8
 BUDGET_MIB = 64

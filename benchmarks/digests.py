@@ -8,8 +8,6 @@ from collections.abc import Iterable
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
-__all__ = ["Digester", "Digests", "Header", "read"]
-
 Digests = dict[int, tuple[int, str]]
 """Of each partition that has records: how many, and a SHA-256 over all keys, values and headers in their order."""
 

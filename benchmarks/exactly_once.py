@@ -9,8 +9,6 @@ from benchmarks.race import BenchmarkError, Run, race
 from benchmarks.result import Result
 from benchmarks.source import Batches
 
-__all__ = ["COUNTS", "RECORDS", "exactly_once"]
-
 RECORDS = 1_000_000  # of fewer a round takes a second, in which a pause of the machine decides
 COUNTS: Mapping[str, int] = {"1p": 1, "16p": 16}
 """Partitions by the names in the results."""

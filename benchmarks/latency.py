@@ -21,8 +21,6 @@ from benchmarks.topics import PARTITIONS
 from tests.s3_server import S3UnavailableError, s3_server
 from transforms.record import Record
 
-__all__ = ["MEASURES", "RECORDS", "latency"]
-
 RECORDS = 5_000
 _PER_SECOND = 1_000
 _WARM_S = 2

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["describe", "load_average", "sentence"]
-
 _DISTRIBUTIONS = ("aiokafka", "faust-streaming", "boto3", "psutil")
 
 

@@ -10,8 +10,6 @@ from benchmarks.bench import Bench
 from benchmarks.race import BenchmarkError, race
 from benchmarks.result import Result
 
-__all__ = ["ALLOWANCE_MIB", "BUDGET_MIB", "RECORDS", "memory"]
-
 RECORDS = 500
 BUDGET_MIB = 64
 ALLOWANCE_MIB = 150  # the interpreter, its libraries, the clients' buffers: all that the budget does not count

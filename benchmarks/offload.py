@@ -23,8 +23,6 @@ from benchmarks.race import BenchmarkError, Run, race
 from benchmarks.result import Result
 from tests.s3_server import S3Server, S3UnavailableError, s3_server
 
-__all__ = ["RECORDS", "offload"]
-
 RECORDS = 200
 _VALUE_BYTES = 4 * 2**20
 _VALUE_MIB = _VALUE_BYTES / 2**20

@@ -20,8 +20,6 @@ from benchmarks.race import BenchmarkError, Run, race
 from benchmarks.result import Result
 from benchmarks.source import Batches
 
-__all__ = ["CELLS", "PARTS", "RECORDS", "Cell", "passthrough"]
-
 RECORDS = 300_000
 _SIZES: Mapping[str, int] = {"16k": 16_384, "1m": 1_000_000}
 _PARTITIONS = (1, 4)

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from app.local.jars import cache_folder
 
-__all__ = ["PeerUnavailableError", "python"]
-
 _LOCK = Path(__file__).with_name("peer.lock")
 _MESSAGE_CHARACTERS = 500
 

@@ -17,8 +17,6 @@ import psutil
 
 from benchmarks.topics import CommitWatch, Topics, Watch
 
-__all__ = ["BenchmarkError", "Run", "race", "running"]
-
 _POLL_S = 0.02
 _STOP_S = 60.0
 _TICK_S = 0.01  # the kernel counts CPU in these; less than one cannot be told from none

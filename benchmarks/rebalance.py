@@ -23,8 +23,6 @@ from rich.table import Table
 
 from app.local.broker import EmbeddedBroker
 
-__all__ = ["main"]
-
 _GROUP = "large"
 _SESSION_MS = 45_000
 _WAIT_S = 300.0

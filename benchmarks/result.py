@@ -11,8 +11,6 @@ from typing import Any, Literal
 
 from rich.table import Table
 
-__all__ = ["NUMBERS", "TARGETS", "Result", "Target", "merge", "published", "table"]
-
 NUMBERS = Path(__file__).with_name("numbers.json")
 """What docs/numbers.md has: the results of runs, each with its day."""
 

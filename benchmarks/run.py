@@ -38,8 +38,6 @@ from benchmarks.spark_inflate import spark_inflate
 from benchmarks.sweep import audit, sweep
 from benchmarks.topics import Topics
 
-__all__ = ["SCENARIOS", "SCENARIO_PARTS", "main"]
-
 SCENARIOS: Mapping[str, Callable[[Bench], Awaitable[list[Result]]]] = {
     "passthrough": passthrough,
     "exactly_once": exactly_once,

@@ -32,8 +32,6 @@ from stores.http_time import within
 from stores.s3 import S3Store
 from tests.s3_server import Certificate, S3Server, S3UnavailableError, s3_server
 
-__all__ = ["PARTS", "s3clients"]
-
 _KIB, _MIB = 2**10, 2**20
 _SIZES: Mapping[str, int] = {"64k": 64 * _KIB, "1m": _MIB, "4m": 4 * _MIB, "64m": 64 * _MIB}
 _PAYLOADS: Mapping[str, int] = {"64k": 256, "1m": 64, "4m": 32, "64m": 8}

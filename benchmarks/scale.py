@@ -13,8 +13,6 @@ import click
 
 from benchmarks.result import published
 
-__all__ = ["DEFAULTS", "INPUTS", "Inputs", "main", "page", "tables"]
-
 _MONTH_S = 30 * 86_400
 _HEADROOM = 0.7  # of what a worker can do; the rest is for restarts and bursts
 _GB, _MB, _KIB = 1e9, 1e6, 1_024

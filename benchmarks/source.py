@@ -14,8 +14,6 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from benchmarks.digests import Digester, Digests, Header
 
-__all__ = ["VALUE_BYTES", "Batches", "fill", "records"]
-
 VALUE_BYTES = 1024
 _FILLER_BYTES = 6 * 2**20
 _DRAWN_BYTES = 320  # of a value; the rest says the same in each

@@ -36,8 +36,6 @@ from transforms.inflate import Inflate
 from transforms.offload import Offload
 from transforms.record import Record
 
-__all__ = ["PAYLOADS", "spark_inflate"]
-
 PAYLOADS = 400
 _TIMES = 9
 _FAR_TIMES = 3

@@ -10,8 +10,6 @@ from typing import Self
 
 import psutil
 
-__all__ = ["ROLES", "Peaks", "cpu_seconds"]
-
 ROLES = ("driver", "executors", "workers")
 """`driver`: Java and Python; under a local master it is the executor, too. `executors`: Java, each a process of its
 own under other masters. `workers`: Spark's Python workers, all together."""

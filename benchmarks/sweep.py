@@ -26,8 +26,6 @@ from transforms.formats import WIDELOAD
 from transforms.record import Record
 from transforms.reference import Reference
 
-__all__ = ["MASTER", "PAYLOADS", "audit", "sweep"]
-
 MASTER = "WIDELOAD_BENCH_SPARK_MASTER"
 """Where the jobs run, such as `local-cluster[2,1,1024]`; this machine's cores where it is not set."""
 

@@ -20,8 +20,6 @@ from benchmarks.digests import Digester, Digests
 from benchmarks.source import Batches
 from transforms.record import RecordLike
 
-__all__ = ["PARTITIONS", "CommitWatch", "Topics", "Watch"]
-
 PARTITIONS = 4
 _UNLIMITED_BYTES = 2**31 - 1
 _LOAD_BATCH_BYTES = 262_144

@@ -40,8 +40,6 @@ else:  # in the image, where the package is installed
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-__all__ = ["main"]
-
 
 class _BucketError(WideloadError):
     """A bucket does not exist, and could not be created."""

@@ -16,8 +16,6 @@ import click
 from app.cli import cli
 from app.commands.job import JOBS
 
-__all__ = ["PAGE", "commands", "page"]
-
 PAGE = Path(__file__).with_name("commands.md")
 
 _INTRODUCTION = """\

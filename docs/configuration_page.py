@@ -15,8 +15,6 @@ from stores.keys import REQUIRED, Key
 from stores.registry import STORE_NAMES, store_keys
 from stores.store import COMMON_KEYS
 
-__all__ = ["DESERIALIZER_KEYS", "EXAMPLE", "PAGE", "SERIALIZER_KEYS", "page"]
-
 PAGE = Path(__file__).with_name("configuration.md")
 
 EXAMPLE = """\

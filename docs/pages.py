@@ -8,8 +8,6 @@ from pathlib import Path
 from benchmarks import scale
 from docs import commands_page, configuration_page, numbers_page, python_page, tried_page
 
-__all__ = ["GENERATED", "main"]
-
 _SCALE = Path(__file__).with_name("scale.md")
 
 GENERATED: Mapping[Path, Callable[[], str]] = {

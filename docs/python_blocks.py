@@ -13,8 +13,6 @@ from pathlib import Path
 
 from docs import readers_program
 
-__all__ = ["PAGES", "module_of", "modules"]
-
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 

@@ -10,8 +10,6 @@ import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["MODULES", "PAGE", "page"]
-
 PAGE = Path(__file__).with_name("python.md")
 
 MODULES = (

@@ -11,8 +11,6 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-__all__ = ["on_files", "on_page_markdown", "on_post_page", "on_post_template"]
-
 ROOT = Path(__file__).resolve().parents[1]
 
 _LINK = re.compile(r"(?<=\]\()((?!https?:|#)[^)#\s]+)")

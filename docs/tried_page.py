@@ -7,8 +7,6 @@ from pathlib import Path
 
 from tests.matrix.result import Result, read
 
-__all__ = ["PAGE", "page", "table"]
-
 PAGE = Path(__file__).with_name("tried.md")
 
 _BEGIN, _END = "<!-- matrix -->\n", "<!-- /matrix -->"

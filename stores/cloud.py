@@ -18,8 +18,6 @@ from transforms.errors import PayloadNotFoundError, PayloadStoreError
 if TYPE_CHECKING:
     from stores.cloud_client import CloudClient, Found, Times
 
-__all__ = ["CloudStore", "client_keys"]
-
 _GROUP = 250
 
 

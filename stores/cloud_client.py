@@ -16,8 +16,6 @@ from stores.cloud_calls import Calls, LateError
 from stores.cloud_errors import Cloud, Failure, may_pass, translated
 from transforms.errors import PayloadStoreError, PayloadTooLargeError
 
-__all__ = ["FAILURES", "ChangedError", "CloudClient", "Found", "Times", "client_options"]
-
 _T = TypeVar("_T")
 
 _MIB = 1 << 20

@@ -11,8 +11,6 @@ from stores.bucket import KeptError
 from transforms.errors import PayloadNotFoundError, PayloadStoreAccessError, PayloadStoreError, PayloadUnfitError
 from transforms.text import printable
 
-__all__ = ["Cloud", "Failure", "may_pass", "translated"]
-
 _TEXT_CHARACTERS = 1_000
 _DEBUG = "\n\nDebug source:"  # where obstore adds the whole chain of causes to its message
 _STATUS = re.compile(r"non-2xx status code: (\d{3})[^:]*:? ?(.*)", re.DOTALL)

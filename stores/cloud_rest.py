@@ -18,8 +18,6 @@ import urllib3.exceptions
 from stores.http_time import POOLS, within
 from transforms.masking import HIDDEN
 
-__all__ = ["Rest", "RestError", "timed_session"]
-
 _ANSWER_BYTES = 4 * 1_048_576
 _PIECE_BYTES = 65_536
 _SIGNATURE = re.compile(r"(?<=[?&]sig=)[^&\s]+")

@@ -6,8 +6,6 @@ import importlib
 
 from transforms.errors import ConfigurationError
 
-__all__ = ["parts", "resolve"]
-
 
 def parts(name: str) -> tuple[str, str] | None:
     """Module and attribute of a dotted path; None if `name` is no dotted path."""

@@ -22,8 +22,6 @@ from transforms.keyring import (
     LocalKeyring,
 )
 
-__all__ = ["ENCRYPTION_KEYS", "keyring_of", "open_keyring"]
-
 ENCRYPTION_KEYS: Sequence[Key] = (
     Key(
         TYPE_NAME,

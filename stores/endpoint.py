@@ -7,8 +7,6 @@ import re
 from transforms.errors import ConfigurationError, shown
 from transforms.masking import HIDDEN, masked
 
-__all__ = ["check_endpoint", "quoted_endpoint"]
-
 _SERVER = re.compile(
     r"(?P<scheme>https?)://(?P<host>[\w.-]+|\[[0-9a-f:.]+(%25[\w.-]+)?\])(:(?P<port>\d{1,5}))?(?P<path>(/[a-z0-9_.~-]+)*)/*",
     re.IGNORECASE,

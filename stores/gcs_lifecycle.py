@@ -14,8 +14,6 @@ from typing import Any
 from stores.store import ExpiryRule
 from transforms.errors import PayloadStoreError
 
-__all__ = ["GcsLifecycle", "own_rule", "reaching"]
-
 Send = Callable[..., Mapping[str, Any]]
 
 # Payloads have no time of their own, and a rule for what is no longer live leaves them alone.

@@ -23,8 +23,6 @@ from stores.http_time import LateError, within
 from transforms.errors import ConfigurationError, PayloadStoreAccessError, PayloadStoreError
 from transforms.text import printable
 
-__all__ = ["Tokens"]
-
 _SCOPES = ("https://www.googleapis.com/auth/devstorage.full_control",)
 _TEXT_CHARACTERS = 500
 _KEY = "gcs.credentials.file"

@@ -25,20 +25,6 @@ from stores.calls import Calls, HangingError
 if TYPE_CHECKING:
     import socket
 
-__all__ = [
-    "ANSWER_BYTES",
-    "POOLS",
-    "Answer",
-    "LateError",
-    "TimedConnection",
-    "apart",
-    "begin",
-    "pools_of",
-    "time_left",
-    "waiting",
-    "within",
-]
-
 _T = TypeVar("_T")
 
 ANSWER_BYTES = 16 * 1_048_576

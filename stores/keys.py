@@ -11,8 +11,6 @@ from typing import Literal
 from transforms.errors import ConfigurationError, shown
 from transforms.masking import HIDDEN
 
-__all__ = ["OURS", "REQUIRED", "Key", "Kind", "Value", "misspelt", "nearest", "read", "unknown"]
-
 OURS = "large.message."
 """Names that begin so are ours, whatever class may have keys of its own."""
 

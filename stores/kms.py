@@ -38,8 +38,6 @@ from transforms.keyring import KMS_ENDPOINT_NAME, KMS_KEY_NAME, KmsSettings, Loc
 from transforms.masking import masked
 from transforms.text import printable
 
-__all__ = ["CONTEXT", "KmsKeyring"]
-
 CONTEXT: Mapping[str, str] = {"wideload": "large-message"}
 """The encryption context of every call: KMS decrypts nothing else with it, and policies can ask for it."""
 

@@ -16,8 +16,6 @@ from transforms.keyring import Keyring
 from transforms.offload import Payload
 from transforms.reference import Reference
 
-__all__ = ["download", "measure", "publish", "verify"]
-
 
 def publish(
     store: PayloadStore, topic: str, payload: Payload, *, by_digest: bool, keyring: Keyring | None = None

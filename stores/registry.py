@@ -12,8 +12,6 @@ from stores.user import UserStore, missing_methods
 from stores.user import named_keys as user_keys
 from transforms.errors import ConfigurationError, PayloadTooLargeError
 
-__all__ = ["STORE_CLASS", "STORE_NAMES", "check", "get", "named_keys", "open_store", "put", "store_keys"]
-
 STORE_CLASS = "large.message.payload.store.class"
 
 # By path: a module is imported when it is asked for, as boto3 takes a third of a second and may not be installed.

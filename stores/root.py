@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 from transforms.errors import ConfigurationError, ReferenceRefusedError
 
-__all__ = ["Root", "check_object_id", "check_prefix"]
-
 _CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 _LENGTH = 249  # the longest topic name; every file system and S3 accept it as a segment of a path
 

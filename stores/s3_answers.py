@@ -10,8 +10,6 @@ from stores.s3_errors import NO_S3_SERVER
 from stores.store import PayloadInfo
 from transforms.errors import PayloadStoreError
 
-__all__ = ["check_answer", "check_stored", "info"]
-
 _PLAIN = frozenset({"DeleteObject", "GetObject", "HeadObject"})  # which may be answered without an ETag
 
 

@@ -24,8 +24,6 @@ from stores.s3_time import ASKED_PAUSE_S, longest_pause
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-__all__ = ["Bodies"]
-
 
 @dataclass(slots=True)
 class _Call:

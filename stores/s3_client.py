@@ -23,8 +23,6 @@ from transforms.errors import ConfigurationError
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-__all__ = ["open_client"]
-
 _REFUSED: Mapping[type[Exception], str] = {
     InvalidRegionError: "s3.region",
     ProfileNotFound: "AWS_PROFILE",

@@ -27,8 +27,6 @@ from stores.s3_time import keep_time
 from transforms.errors import PayloadStoreAccessError, PayloadStoreError
 from transforms.text import printable
 
-__all__ = ["ChainCredentials", "CredentialsError", "open_session", "refused_of_chain"]
-
 _METHOD = "WideloadMethod"  # in the `Error` of a refusal: botocore's name of the source whose credentials were refused
 _FAILED = "WideloadSearch"  # why the chain could not be searched for others
 _AGAIN_S = 1.0

@@ -10,8 +10,6 @@ from botocore.utils import is_valid_endpoint_url, is_valid_ipv6_endpoint_url
 from stores.endpoint import check_endpoint, quoted_endpoint
 from transforms.errors import ConfigurationError
 
-__all__ = ["checked_endpoint", "found_endpoint"]
-
 _KEY = "s3.endpoint"
 _VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")  # in the order in which boto3 looks
 

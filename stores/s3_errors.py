@@ -17,8 +17,6 @@ from stores.s3_credentials import CredentialsError, refused_of_chain
 from transforms.errors import PayloadNotFoundError, PayloadStoreAccessError, PayloadStoreError, PayloadUnfitError
 from transforms.text import printable
 
-__all__ = ["NO_S3_SERVER", "code", "is_kept", "named_right", "said", "status", "translated"]
-
 NO_S3_SERVER = "which is not the answer of an S3 server; check s3.endpoint, and any proxy before it"
 """The end of a message about an answer that lacks what S3's have."""
 

@@ -22,8 +22,6 @@ from transforms.logger_name import logger_name
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-__all__ = ["CONTINUE_MS", "POOLS", "Expectation"]
-
 CONTINUE_MS = 1_000
 """How long a put waits for an answer before it sends the body without one."""
 

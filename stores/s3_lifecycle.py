@@ -35,8 +35,6 @@ from transforms.text import printable
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-__all__ = ["S3Lifecycle", "own_id", "reaching", "with_own_rule"]
-
 _GET = "GetBucketLifecycleConfiguration"
 _PUT = "PutBucketLifecycleConfiguration"
 _PERMISSIONS: Mapping[str, str] = {_GET: "s3:GetLifecycleConfiguration", _PUT: "s3:PutLifecycleConfiguration"}

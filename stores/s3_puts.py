@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import PutObjectOutputTypeDef
 
-__all__ = ["Puts", "content_md5", "wants_md5"]
-
 
 def wants_md5(exc: ClientError) -> bool:
     """Whether the server refuses a request that has no `Content-MD5`."""

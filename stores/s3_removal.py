@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import DeleteObjectsOutputTypeDef, ObjectIdentifierTypeDef
 
-__all__ = ["S3Removal"]
-
 # S3 takes 1,000 keys in a request. An object that is published again between its HeadObject and this request is lost,
 # so fewer are better: with 250 objects, 16 at once and 20 ms each, that time is a third of a second.
 _BATCH = 250

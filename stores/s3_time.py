@@ -11,8 +11,6 @@ from botocore.exceptions import ClientError
 
 from stores.http_time import POOLS, LateError, begin, time_left
 
-__all__ = ["ASKED_PAUSE_S", "keep_time", "longest_pause"]
-
 _LONGEST_PAUSE_S = 20.0
 ASKED_PAUSE_S = 5
 """What a server may ask botocore for, at most, in addition to its own pause."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Upload"]
-
 _SEND_BYTES = 1 << 20
 
 

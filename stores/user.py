@@ -37,8 +37,6 @@ from transforms.errors import ConfigurationError, PayloadStoreError, PayloadTooL
 from transforms.keyring import TAG_BYTES
 from transforms.masking import masked
 
-__all__ = ["UserStore", "missing_methods", "named_keys"]
-
 _REQUIRED = ("publish", "download")
 _NOT_THEIRS = {key.name for key in (*SIGNING_KEYS, *ENCRYPTION_KEYS)}
 

@@ -19,8 +19,6 @@ import requests
 
 from tests.cloud_server import CloudServer, answering, running
 
-__all__ = ["azure_server", "azure_server_or_skip"]
-
 _PACKAGE = "azurite@3.35.0"
 _ACCOUNT = "devstoreaccount1"
 

@@ -19,8 +19,6 @@ from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 
 from tests.integration.worker_process import until
 
-__all__ = ["Browser"]
-
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 _OPTIONS = (
     "--headless=new",

@@ -15,8 +15,6 @@ from pathlib import Path
 from app.local.watchdog import watched
 from tests.s3_server import free_port
 
-__all__ = ["CloudServer", "answering", "running"]
-
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
 

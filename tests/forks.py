@@ -22,8 +22,6 @@ from typing import IO
 
 from tests.fork_server import SIZE, STATUS
 
-__all__ = ["Forked", "arguments", "fork", "run"]
-
 _ROOT = Path(__file__).parent.parent
 _ANSWER_S = 60
 _BEFORE_PYTHON = ("LD_", "MALLOC_", "GLIBC_", "PYTHON")

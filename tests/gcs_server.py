@@ -25,8 +25,6 @@ import pytest
 
 from tests.cloud_server import CloudServer, answering, running
 
-__all__ = ["gcs_server", "gcs_server_or_skip"]
-
 _MODULE = "github.com/fsouza/fake-gcs-server@v1.56.1"
 _HOP = {"connection", "transfer-encoding", "content-length", "host"}
 

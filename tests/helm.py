@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["CHART", "MANIFEST", "MANIFEST_HEAD", "helm", "is_there", "rendered", "value_files"]
-
 _ROOT = Path(__file__).parents[1]
 CHART = _ROOT / "deploy" / "helm" / "wideload"
 MANIFEST = _ROOT / "deploy" / "kubernetes" / "wideload.yaml"

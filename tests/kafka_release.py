@@ -6,8 +6,6 @@ import socket
 import struct
 from collections.abc import Mapping
 
-__all__ = ["Release", "release_of", "text_of"]
-
 Release = tuple[int, int]
 
 _VERSIONS, _SECONDS = 18, 30

@@ -18,8 +18,6 @@ from typing import Any, Self
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-__all__ = ["ARN", "OTHER_ARN", "KmsServer"]
-
 ARN = "arn:aws:kms:eu-central-1:111122223333:key/11111111-2222-3333-4444-555555555555"
 OTHER_ARN = "arn:aws:kms:eu-central-1:111122223333:key/66666666-7777-8888-9999-000000000000"
 

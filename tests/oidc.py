@@ -13,8 +13,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs
 
-__all__ = ["CLIENT", "ISSUER", "SECRET", "Provider", "provider"]
-
 CLIENT, SECRET, ISSUER = "wideload", "of-a-client", "test"
 _LENGTH = "Content-Length"
 

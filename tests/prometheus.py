@@ -27,8 +27,6 @@ from app.local.jars import cache_folder
 from app.local.watchdog import watched
 from tests.integration.worker_process import until
 
-__all__ = ["DEPLOY", "Prometheus", "dashboard_queries", "promtool", "scaled"]
-
 DEPLOY = Path(__file__).parents[1] / "deploy"
 
 _EVERY = "500ms"

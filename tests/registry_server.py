@@ -25,8 +25,6 @@ import pytest
 from app.local import jars, java
 from tests.cloud_server import answering, running
 
-__all__ = ["RegistryServer", "registry_server_or_skip"]
-
 _VERSION = "2.6.13.Final"
 _SHA256 = "3cda1b34aa020fb4ac4dd6a66018d757e81e437f97e20a1f92d366b70091c6ba"
 _SECONDS = 600

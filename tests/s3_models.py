@@ -7,8 +7,6 @@ import functools
 import boto3
 import botocore.session
 
-__all__ = ["share_models"]
-
 
 def share_models(*, read: bool = False) -> None:
     """Lets all sessions of this process read a description once; tests make hundreds of clients.

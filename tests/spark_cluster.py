@@ -25,8 +25,6 @@ from app.local import jars, spark_start
 from tests.integration.worker_process import until
 from wideload.jobs.archive import write
 
-__all__ = ["Cluster", "local_cluster", "spark_cluster"]
-
 _REPOSITORY = Path(__file__).resolve().parents[1]
 _SPARK = Path(pyspark.__file__).parent
 _EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"

@@ -10,8 +10,6 @@ import os
 from threading import Event
 from typing import Any
 
-__all__ = ["gate"]
-
 _PAUSE_S = 0.02
 
 

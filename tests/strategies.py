@@ -10,21 +10,6 @@ from transforms.compression import CODECS, Codec
 from transforms.record import Header, Record
 from transforms.reference import MAX_PATH_BYTES, Reference
 
-__all__ = [
-    "REFERENCE_NAMES",
-    "batches",
-    "codecs",
-    "header_names",
-    "header_values",
-    "headers",
-    "optional_bytes",
-    "paths",
-    "records",
-    "reference_headers",
-    "references",
-    "values",
-]
-
 REFERENCE_NAMES = (
     "large-message",
     "large-message.size",

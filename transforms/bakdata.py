@@ -34,17 +34,6 @@ from transforms.record import Header, Record, RecordLike
 from transforms.record_batch import RecordBatch
 from transforms.reference import Reference, parse_path
 
-__all__ = [
-    "COMPRESSION",
-    "COMPRESSION_ONE_DOT",
-    "FLAG",
-    "KEY_FLAG",
-    "MARKS",
-    "BakdataFlag",
-    "BakdataHeaders",
-    "refers_by_key",
-]
-
 FLAG = "__large.message.backed.value"
 KEY_FLAG = "__large.message.backed.key"
 COMPRESSION = "__large.message.backed..compression"

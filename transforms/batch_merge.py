@@ -12,8 +12,6 @@ from transforms.errors import MalformedError
 from transforms.record_batch import RecordBatch, rebuilt
 from transforms.record_format import number, number_bytes, wrapped
 
-__all__ = ["merge"]
-
 _LEAST_CONTINUED = 0x80  # a byte of a varint from here on is followed by another one
 _SHORT = [number_bytes(each) for each in range(1 << 14)]
 """The varints of small numbers, by the number: to look one up takes a tenth of the time."""

@@ -8,18 +8,6 @@ from __future__ import annotations
 
 from transforms.record import Record, RecordLike
 
-__all__ = [
-    "BATCH_OVERHEAD_BYTES",
-    "HEADERLESS_OVERHEAD_BYTES",
-    "HEADER_OVERHEAD_BYTES",
-    "batch_of_one_bytes",
-    "headerless_batch_bytes",
-    "is_within",
-    "record_bytes",
-    "value_room_bytes",
-    "varint_bytes",
-]
-
 BATCH_OVERHEAD_BYTES = 61
 # The most bytes of a batch of one record without headers, beside key and value: varints of five bytes for record, key
 # and value.

@@ -8,8 +8,6 @@ from typing import TypeVar
 from transforms.batch_size import record_bytes
 from transforms.record import RecordLike
 
-__all__ = ["split", "split_index"]
-
 R = TypeVar("R", bound=RecordLike)
 
 

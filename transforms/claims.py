@@ -15,8 +15,6 @@ from transforms.record import Header, RecordLike
 from transforms.record_batch import RecordBatch
 from transforms.reference import KEY, VALUE, is_reference
 
-__all__ = ["CLAIM_PREFIX", "ON_REFERENCE", "Claim", "OnReference", "claim", "may_hold_claims"]
-
 OnReference = Literal["offload", "fail", "pass"]
 """What `offload` does with a record that is a reference already; `chunk` refuses it, unless it may `pass`."""
 ON_REFERENCE: tuple[OnReference, ...] = get_args(OnReference)

@@ -16,8 +16,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["KAFKAS_BYTES", "LEAST_BYTES", "MOST_BYTES", "Noted", "note", "noted"]
-
 KAFKAS_BYTES = 4_096
 """The longest metadata of a commit, by the default of `offset.metadata.max.bytes`."""
 

@@ -14,8 +14,6 @@ import cramjam
 
 from transforms.errors import ConfigurationError
 
-__all__ = ["CODECS", "Codec", "CompressionError", "compress", "decompress", "sized_buffer"]
-
 Codec = Literal["gzip", "snappy", "lz4", "zstd"]
 CODECS: tuple[Codec, ...] = get_args(Codec)
 

@@ -15,8 +15,6 @@ from typing import Literal, get_args
 
 from transforms.errors import MalformedError
 
-__all__ = ["MAX_VALUE_BYTES", "ControlRecords", "Request", "Restart", "TargetState", "TargetStateRequest", "record_of"]
-
 TargetState = Literal["STARTED", "PAUSED", "STOPPED"]
 """What a pipeline is asked to be; the names are Connect's."""
 

@@ -26,17 +26,6 @@ from transforms.errors import EncryptionError, PayloadCorruptError
 from transforms.keyring import CIPHER, KEY_ID_NAME, KEY_NAME, KMS_KEY_NAME, TAG_BYTES, Keyring, MasterKey
 from transforms.reference import Encryption, Reference
 
-__all__ = [
-    "DATA_KEY_RANDOM_BYTES",
-    "DataKey",
-    "check_stored",
-    "decrypt",
-    "encrypt",
-    "stored_bytes",
-    "unwrapped",
-    "wrapped",
-]
-
 DATA_KEY_RANDOM_BYTES = 32 + 12 + 32
 """What `DataKey.of` takes."""
 

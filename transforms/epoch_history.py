@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 
 from transforms.commit_metadata import noted
 
-__all__ = ["NO_EPOCH", "Cut", "EpochHistory", "PartitionEpochs", "Reading"]
-
 NO_EPOCH = -1
 """Stands for an epoch that is not known."""
 

@@ -11,8 +11,6 @@ from transforms.record import Header, Record, RecordLike
 from transforms.record_batch import RecordBatch
 from transforms.reference import VALUE, Reference, is_reference
 
-__all__ = ["FORMATS", "WIDELOAD", "Format", "FormatName"]
-
 FormatName = Literal["wideload", "bakdata-headers", "bakdata-flag"]
 
 

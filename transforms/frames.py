@@ -28,8 +28,6 @@ import cramjam
 
 from transforms.compression import Codec, CompressionError, compress, sized_buffer
 
-__all__ = ["MOST_SNAPPY_RATIO", "XERIAL_MAGIC", "OversizeError", "compress_frame", "decompress_frame", "most_bytes"]
-
 _GZIP = 16 + zlib.MAX_WBITS  # zlib's way to say: a gzip head and trailer
 _GZIP_MAGIC = b"\x1f\x8b\x08"  # and the only method
 _GZIP_READ_BYTES = 4_096  # at once, of members behind the first: what is left of it is copied for each member

@@ -16,22 +16,6 @@ from typing import Literal
 
 from transforms.errors import ResourceIdentifierTooLargeError
 
-__all__ = [
-    "CLIENT_KEYS",
-    "FIRST_VERSION",
-    "IDENTIFIERS",
-    "INVALID_REQUEST",
-    "LIMIT_KEY",
-    "STRING_BYTES",
-    "TOO_LARGE",
-    "ErrorCode",
-    "Identifier",
-    "Kind",
-    "Unit",
-    "check",
-    "transactional_id",
-]
-
 Kind = Literal[
     "topic",
     "group-id",

@@ -18,8 +18,6 @@ from transforms.record import Header, Record, RecordLike
 from transforms.reference import KEY, VALUE, Field, Reference, is_reference
 from transforms.signing import Signing
 
-__all__ = ["DEFAULT_MAX_BYTES", "Inflate", "Inflation", "Referring", "has_large_key"]
-
 DEFAULT_MAX_BYTES = 268_435_456  # 256 MiB, the worker's default for all bytes in flight
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["parse"]
-
 _VERSION = re.compile(r'(?:version "|JAVA_VERSION=")(?:1\.)?(\d+)')
 
 

@@ -9,24 +9,6 @@ from typing import Any, Protocol
 
 from transforms.errors import ConfigurationError, EncryptionError
 
-__all__ = [
-    "CIPHER",
-    "KEY_ID_NAME",
-    "KEY_NAME",
-    "KMS_ENDPOINT_NAME",
-    "KMS_KEY_NAME",
-    "KMS_PREVIOUS_NAME",
-    "KMS_REUSE_NAME",
-    "PREVIOUS_NAME",
-    "TAG_BYTES",
-    "TYPE_NAME",
-    "EncryptionSettings",
-    "Keyring",
-    "KmsSettings",
-    "LocalKeyring",
-    "MasterKey",
-]
-
 CIPHER = "aes-256-gcm"
 """The one cipher of payloads: AES with 256 bits in Galois/Counter mode (NIST SP 800-38D)."""
 

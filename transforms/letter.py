@@ -34,32 +34,6 @@ from transforms.record import Header, Record, RecordLike, SourceRecord
 from transforms.reference import MAX_PATH_BYTES, VALUE
 from transforms.wrapper import MessageWrapper
 
-__all__ = [
-    "BATCH_FORMS",
-    "LEAST_BYTES",
-    "MARK",
-    "PREFIX",
-    "RECORD_FORMS",
-    "REPLAYS",
-    "VALUE_FORMS",
-    "Cause",
-    "Form",
-    "Letter",
-    "batch_letter",
-    "context_of",
-    "dead_letter",
-    "has_backed_value",
-    "has_record",
-    "is_ambiguous",
-    "is_bare",
-    "is_letter_chunk",
-    "is_letter_reference",
-    "mark_of",
-    "may_refer",
-    "open_letter",
-    "replays_of",
-]
-
 PREFIX = "__connect.errors."
 MARK = "wideload.dead-letter"
 """The header that says in which form a letter is."""

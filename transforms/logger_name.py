@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ROOT", "logger_name"]
-
 ROOT = "wideload"
 """The logger above all of ours."""
 

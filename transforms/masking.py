@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-__all__ = ["HIDDEN", "LEAST_SECRET", "masked"]
-
 HIDDEN = "***"
 LEAST_SECRET = 6
 """Characters of the shortest secret that is looked for. To hide a shorter one would hide half of each text."""

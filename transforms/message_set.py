@@ -29,8 +29,6 @@ from transforms.frames import OversizeError
 from transforms.packed_records import most_bytes, unpacked
 from transforms.record import Record
 
-__all__ = ["Message"]
-
 _HEAD = struct.Struct(">qiIbb")
 _CRC_BEGIN = 16  # the bytes that it covers
 _OFFSET = _TIMESTAMP = struct.Struct(">q")

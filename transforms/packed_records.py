@@ -13,8 +13,6 @@ import cramjam
 from transforms import frames
 from transforms.compression import Codec, CompressionError, decompress
 
-__all__ = ["most_bytes", "unpacked"]
-
 _LZ4_HEAD_BYTES = 7  # magic, flags, descriptor, check byte
 _LZ4_CONTENT_SIZE, _LZ4_CONTENT_CHECKSUM = 0x08, 0x04  # flags
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["entries"]
-
 
 def entries(text: str) -> list[str]:
     """The entries as they are written, `KEY=VALUE`; without empty lines and comments.

@@ -11,17 +11,6 @@ batches are split) and with Kafka: 0.005 is the step of improving, 0.05 that of 
 
 from __future__ import annotations
 
-__all__ = [
-    "DETERIORATE_STEP",
-    "ESTIMATION_FACTOR",
-    "IMPROVING_STEP",
-    "INITIAL_ESTIMATE",
-    "Estimates",
-    "estimated_bytes",
-    "next_estimate",
-    "room_bytes",
-]
-
 INITIAL_ESTIMATE = 1.0
 IMPROVING_STEP = 0.005
 DETERIORATE_STEP = 0.05

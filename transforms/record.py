@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-__all__ = ["Header", "Record", "RecordLike", "SourceRecord"]
-
 Header = tuple[str, bytes | None]
 
 

@@ -37,22 +37,6 @@ from transforms.record import RecordLike
 from transforms.record_format import serialized, wrapped
 from transforms.record_lengths import longer
 
-__all__ = [
-    "CODECS",
-    "NO_STAMP",
-    "RecordBatch",
-    "Stamp",
-    "is_intact",
-    "is_old",
-    "leader_epoch_of",
-    "offsets_of",
-    "pack",
-    "rebuilt",
-    "restamp",
-    "single",
-    "split",
-]
-
 CODECS: Sequence[Codec | None] = (None, "gzip", "snappy", "lz4", "zstd")
 """The codecs by their numbers."""
 

@@ -21,23 +21,6 @@ from __future__ import annotations
 from transforms.errors import HeaderNameError, MalformedError, TooManyHeadersError
 from transforms.record import Header, Record, RecordLike
 
-__all__ = [
-    "LEAST_HEADER_BYTES",
-    "MAX_HEADERS",
-    "check_names",
-    "header_count",
-    "is_writable",
-    "name_bytes",
-    "number",
-    "number_bytes",
-    "parse",
-    "place",
-    "read",
-    "serialize",
-    "serialized",
-    "wrapped",
-]
-
 MAX_HEADERS = 65_536
 """The most headers of a record, and of a message wrapper, that are read: an empty one is 2 bytes, and 60 in memory."""
 

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from transforms.errors import MalformedError
 from transforms.record_format import LEAST_HEADER_BYTES, MAX_HEADERS, header_count
 
-__all__ = ["is_crowded", "longer"]
-
 _MOST_LENGTH_BYTES = 5
 _MOST_ATTRIBUTES = (
     0x80  # brokers ignore the byte; a client that reads a varint there takes all behind it for another field

@@ -29,8 +29,6 @@ from transforms.errors import MalformedReferenceError
 from transforms.keyring import CIPHER
 from transforms.record import Header, RecordLike
 
-__all__ = ["KEY", "MAX_PATH_BYTES", "VALUE", "Encryption", "Field", "Reference", "is_reference", "parse_path"]
-
 
 @dataclass(frozen=True, slots=True)
 class Field:

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["FOREVER", "LONGEST_HOLD_S", "ExpiryRule", "Retention", "State", "Verdict", "duration_text"]
-
 FOREVER = -1  # Kafka's word for it, in `retention.ms`
 
 LONGEST_HOLD_S = 1_200.0

@@ -21,8 +21,6 @@ from transforms.errors import ConfigurationError, SignatureError
 from transforms.keyring import CIPHER
 from transforms.reference import VALUE, Field, Reference
 
-__all__ = ["KEY_NAME", "LEAST_KEY_CHARACTERS", "PREVIOUS_NAME", "REQUIRED_NAME", "Signing"]
-
 KEY_NAME = "large.message.signing.key"
 PREVIOUS_NAME = "large.message.signing.previous.keys"
 REQUIRED_NAME = "large.message.signing.required"

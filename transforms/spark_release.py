@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from transforms.errors import ConfigurationError
 
-__all__ = ["DEFAULT", "RELEASES", "SparkRelease", "found_in", "release_of"]
-
 _VERSION = re.compile(r"(\d+)\.(\d+)(?!\d)")
 _CORE = re.compile(r"spark-core_(\d+\.\d+)-(\d.*)\.jar")
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
-__all__ = ["brief", "bytes_text", "did_you_mean", "is_utf8", "printable", "text_table"]
-
 _KILO = 1000
 _NEAR = 0.75  # of 1; `orders-in` and `orders-out` are near, `orders` and `payments` are not
 _ROUNDS_UP = 999.95  # to 1000.0, with one digit behind the point

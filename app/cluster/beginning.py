@@ -24,8 +24,6 @@ from app.kafka.structs import by_topic
 from app.kafka.topics import Topic, identities
 from transforms.errors import ConfigurationError
 
-__all__ = ["RESET", "Beginning", "Beginnings"]
-
 RESET = "consumer.auto.offset.reset"
 
 _PATIENCE_S, _LEAST_PATIENCE_S = 5.0, 0.5

@@ -14,8 +14,6 @@ from app.config.settings import PipelineSettings
 from transforms.batch_size import HEADERLESS_OVERHEAD_BYTES
 from transforms.retention import FOREVER
 
-__all__ = ["warnings"]
-
 
 def warnings(pipeline: PipelineSettings, plan: Plan) -> list[str]:
     """The warnings about a pipeline, a sentence each."""

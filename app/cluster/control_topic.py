@@ -13,8 +13,6 @@ from app.kafka.clients import ClusterError, admin, describe
 from app.kafka.topics import Operation, Topic, identities, topics
 from transforms.errors import ConfigurationError
 
-__all__ = ["CONTROL_CONFIGS", "CONTROL_KEY", "check_control_topic", "control_replicas"]
-
 CONTROL_KEY = "control.topic"
 CONTROL_CONFIGS: Mapping[str, str] = {"cleanup.policy": "compact"}
 """The properties with which it is made."""

@@ -25,8 +25,6 @@ from app.kafka.refusals import newer_text
 from transforms.errors import ConfigurationError
 from transforms.identifiers import transactional_id
 
-__all__ = ["check_transactional_ids", "check_transactions"]
-
 _GUARANTEE = "processing.guarantee"
 _MAX_TIMEOUT = "transaction.max.timeout.ms"
 _PATIENCE_S = 15.0  # the first request makes the brokers create the topic __transaction_state

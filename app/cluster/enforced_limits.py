@@ -17,20 +17,6 @@ from transforms.commit_metadata import KAFKAS_BYTES, LEAST_BYTES
 from transforms.errors import ConfigurationError, ResourceIdentifierTooLargeError
 from transforms.identifiers import IDENTIFIERS, LIMIT_KEY
 
-__all__ = [
-    "METADATA_KEY",
-    "RETENTION_KEY",
-    "BrokerLimits",
-    "CommitLimits",
-    "check_enforced",
-    "check_notes",
-    "commit_limits",
-    "commit_limits_of",
-    "is_over_limit",
-    "limits_of",
-    "refused_names",
-]
-
 METADATA_KEY = "offset.metadata.max.bytes"
 RETENTION_KEY = "offsets.retention.minutes"
 

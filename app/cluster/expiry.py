@@ -22,18 +22,6 @@ from transforms.errors import PayloadStoreError
 from transforms.logger_name import logger_name
 from transforms.retention import Retention, State
 
-__all__ = [
-    "GROWS",
-    "TopicExpiry",
-    "ask_in_background",
-    "carriers",
-    "references",
-    "survey",
-    "survey_topics",
-    "warnings_within",
-    "with_carriers",
-]
-
 log = logging.getLogger(logger_name(__name__))
 
 Transform = Literal["offload", "inflate", "dead-letter", "client"]

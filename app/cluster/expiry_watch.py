@@ -16,8 +16,6 @@ from stores.store import Lifecycle, PayloadStore
 from transforms.errors import ConfigurationError
 from transforms.logger_name import logger_name
 
-__all__ = ["ExpiryWatch"]
-
 log = logging.getLogger(logger_name(__name__))
 
 _AGAIN_S = 3_600.0

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from transforms.identifiers import IDENTIFIERS, Kind
 
-__all__ = ["Audit", "NotRead", "Use"]
-
 
 @dataclass(frozen=True, slots=True)
 class Use:

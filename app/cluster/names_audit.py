@@ -30,8 +30,6 @@ from app.kafka.queries import (
 from transforms.identifiers import IDENTIFIERS, Kind
 from transforms.text import brief
 
-__all__ = ["audit"]
-
 _GROUPS_AT_ONCE = 100
 _NO_AUTHORIZER = 54
 _DENIED = frozenset({29, 30, 31, 53})  # topic, group, cluster, transactional id

@@ -36,8 +36,6 @@ from transforms.errors import ConfigurationError, PayloadStoreError, of_pipeline
 from transforms.keyring import TYPE_NAME
 from transforms.logger_name import logger_name
 
-__all__ = ["CLOCKS_APART_MS", "Plan", "check", "check_stores", "plan_pipeline"]
-
 log = logging.getLogger(logger_name(__name__))
 
 CLOCKS_APART_MS = 60_000

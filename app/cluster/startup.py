@@ -15,8 +15,6 @@ from app.config.settings import Settings
 from app.kafka.clients import ClusterError
 from transforms.errors import ConfigurationError
 
-__all__ = ["check_patiently"]
-
 _PAUSE_S = 1.0
 
 _Read = TypeVar("_Read")

@@ -12,8 +12,6 @@ from transforms.errors import ConfigurationError
 from transforms.letter import LEAST_BYTES
 from transforms.record import Record
 
-__all__ = ["check_chunks", "check_dead_letters", "check_limits", "check_wrappers"]
-
 _MAX_BYTES = "chunk.max.bytes"
 _STRATEGY = "large.message.strategy"
 _NULL = "wrap.on.null.value"

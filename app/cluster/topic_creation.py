@@ -14,8 +14,6 @@ from app.kafka.clients import ClusterError, describe, translated
 from app.kafka.topics import Topic, topics
 from transforms.errors import ConfigurationError
 
-__all__ = ["create_topic", "until_known"]
-
 _CREATION_S = 15.0
 
 

@@ -10,8 +10,6 @@ from app.config.settings import PipelineSettings
 from app.kafka.topics import MAX_MESSAGE_BYTES, Topic
 from transforms.retention import FOREVER
 
-__all__ = ["BROKERS_DEFAULT", "Wanted", "wanted_topics"]
-
 BROKERS_DEFAULT = -1
 """A number of partitions or replicas that the brokers choose (KIP-464)."""
 

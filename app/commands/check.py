@@ -15,8 +15,6 @@ from stores.registry import STORE_CLASS, open_store
 from stores.store import Store
 from transforms.text import bytes_text
 
-__all__ = ["TITLES", "effective", "plan_rows", "store_text"]
-
 TITLES = ("pipeline", "sources", "sink", "dead letters", "transforms", "threshold", "store")
 
 

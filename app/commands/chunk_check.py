@@ -16,8 +16,6 @@ from transforms.errors import MalformedChunkError
 from transforms.reassembly import Reassembly
 from transforms.record import SourceRecord
 
-__all__ = ["ChunkCheck", "ChunkChecks"]
-
 State = Literal["whole", "pending", "broken", "unchecked"]
 
 _AT_THE_END_MS = 1

@@ -21,8 +21,6 @@ from transforms.errors import ConfigurationError
 from transforms.identifiers import LIMIT_KEY
 from transforms.properties import entries
 
-__all__ = ["client_store_options", "connection_of", "given_keys", "store_of"]
-
 _FILE, _KEY = "--store-config", "--store"
 _SERVERS = "bootstrap.servers"
 _NOT_TAKEN = "client.id"  # the quotas of the application are not the command's

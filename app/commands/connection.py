@@ -21,19 +21,6 @@ from transforms.identifiers import LIMIT_KEY
 from transforms.text import did_you_mean
 from transforms.wrapper import Unwrap, Wrap
 
-__all__ = [
-    "BOOTSTRAP_VARIABLE",
-    "agreed",
-    "client_of",
-    "config_option",
-    "connection_options",
-    "named",
-    "opened_store",
-    "pipeline_of",
-    "unwrap_of",
-    "wrap_of",
-]
-
 BOOTSTRAP_VARIABLE = "KAFKA_BOOTSTRAP_SERVERS"
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TextIO
 
-__all__ = ["Advance", "Column", "Rows", "Unit", "print_table", "progress"]
-
 Advance = Callable[[int], None]
 Unit = Literal["bytes", "messages"] | None
 

@@ -40,8 +40,6 @@ from transforms.errors import ConfigurationError, WideloadError
 from transforms.record import Record
 from transforms.text import bytes_text
 
-__all__ = ["Demo", "DemoError", "command"]
-
 RAW, ORDERS, INFLATED = "raw-large", "orders", "orders-inflated"
 _PARTITIONS = 3
 _DEFAULT_MAX_MESSAGE_BYTES = 1_048_588  # Kafka's own; `orders` keeps it

@@ -17,8 +17,6 @@ from stores.store import COMMON_KEYS, Delete, List
 from transforms.errors import ConfigurationError
 from transforms.text import is_utf8
 
-__all__ = ["NAMES", "DemoStore"]
-
 NAMES = ("filesystem", "s3", "gcs", "azure")
 
 _PIPELINE = """

@@ -31,8 +31,6 @@ from app.kafka.sender import find_topic
 from transforms.errors import ConfigurationError
 from transforms.text import printable
 
-__all__ = ["command", "moment_ms"]
-
 _Function = TypeVar("_Function", bound="Callable[..., Any]")
 
 _AGE = re.compile(r"([0-9]{1,9})([smhd])")

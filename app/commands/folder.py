@@ -9,8 +9,6 @@ from pathlib import Path
 
 from transforms.errors import ConfigurationError
 
-__all__ = ["Folder", "safe_name"]
-
 # Letters, digits and a few marks; the first is no dot (hidden) or dash (an option), the last is no dot or space.
 _SAFE = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_ .,+=@()-]{0,198}[A-Za-z0-9_)])?", re.ASCII)
 _RESERVED = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\..*)?", re.IGNORECASE)  # Windows' devices

@@ -36,8 +36,6 @@ from transforms.reference import KEY, VALUE, Field, is_reference
 from transforms.signing import Signing
 from transforms.text import bytes_text, printable
 
-__all__ = ["command"]
-
 _THREADS = 16  # concurrent store calls, which mostly wait for the network
 
 _COLUMNS = (

@@ -13,8 +13,6 @@ import click
 from app.config.installed import require
 from app.local import jars, spark_home, spark_start
 
-__all__ = ["JOBS", "command", "require_spark"]
-
 JOBS: Mapping[str, str] = {
     "audit": "List references whose payloads are missing, differ, or expire before the reference.",
     "backfill": "Copy a topic to another topic, with references instead of large values, or back.",

@@ -12,8 +12,6 @@ from app.deadletters.reader import FoundLetter, LetterSummary
 from transforms.record_format import name_bytes
 from transforms.text import bytes_text, printable
 
-__all__ = ["LetterPrinter"]
-
 _COLUMNS = (
     Column("partition", 9, ">"),
     Column("offset", 10, ">"),

@@ -26,8 +26,6 @@ from transforms.errors import ConfigurationError, of_pipeline, shown
 from transforms.retention import FOREVER, duration_text
 from transforms.text import printable
 
-__all__ = ["command"]
-
 _SEGMENT_MS = 604_800_000  # Kafka's default
 _VARIABLE = "WIDELOAD_CONFIG"
 

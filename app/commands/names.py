@@ -16,8 +16,6 @@ from app.commands.console import print_table, progress
 from transforms.identifiers import FIRST_VERSION, IDENTIFIERS, LIMIT_KEY, Identifier, Kind
 from transforms.text import brief
 
-__all__ = ["command"]
-
 _SHOWN_CHARACTERS = 48
 _SHOWN_ROWS = 50
 

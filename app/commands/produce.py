@@ -27,8 +27,6 @@ from transforms.errors import ConfigurationError
 from transforms.record import Header, Record
 from transforms.text import bytes_text, is_utf8
 
-__all__ = ["command"]
-
 
 def _headers(given: Sequence[str]) -> tuple[Header, ...]:
     headers: list[Header] = []

@@ -19,8 +19,6 @@ from transforms.record import RecordLike
 from transforms.reference import KEY, VALUE, Field, Reference
 from transforms.signing import Signing
 
-__all__ = ["BAD", "ReferenceCheck", "check_reference"]
-
 State = Literal["ok", "unchecked", "missing", "size", "refused", "malformed", "unknown"]
 
 BAD: frozenset[State] = frozenset({"missing", "size", "refused", "malformed", "unknown"})

@@ -14,8 +14,6 @@ from typing import Literal
 from app.kafka.sender import SendError
 from transforms.errors import ConfigurationError
 
-__all__ = ["KeyFrom", "Limit", "Refill", "Source", "file_sources", "key_bytes", "line_sources", "tombstone"]
-
 KeyFrom = Literal["name", "path", "none"]
 
 _STDIN = "-"

@@ -20,8 +20,6 @@ from app.kafka.topics import MAX_MESSAGE_BYTES, topics
 from stores.keys import Key
 from transforms.errors import ConfigurationError
 
-__all__ = ["command"]
-
 _LARGEST = Key("--max-message-bytes", "bytes", "", minimum=1, maximum=2_147_483_647)
 _TITLES = ("topic", "used as", "state", "partitions", MAX_MESSAGE_BYTES, "other properties")
 

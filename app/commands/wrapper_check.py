@@ -8,8 +8,6 @@ from transforms.record import Record, RecordLike
 from transforms.text import bytes_text
 from transforms.wrapper import MessageWrapper, Unwrap
 
-__all__ = ["WrapperCheck"]
-
 
 @dataclass(frozen=True, slots=True)
 class WrapperCheck:

@@ -10,14 +10,6 @@ from app.config.fields import keyed, keys_of, settings_of
 from transforms.chunked_message import Limits
 from transforms.errors import ConfigurationError
 
-__all__ = [
-    "CHUNK_KEYS",
-    "ChunkSettings",
-    "Strategy",
-    "check_order",
-    "chunk_settings",
-]
-
 Strategy = Literal["offload", "chunk", "auto"]
 
 _MAX_BYTES = "chunk.max.bytes"

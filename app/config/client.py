@@ -14,8 +14,6 @@ from app.config.settings import CONNECTION_KEYS, ClientSettings
 from stores.keys import Key, read
 from transforms.identifiers import LIMIT_KEY
 
-__all__ = ["LIMIT", "coerced", "embedded_client_settings", "limits_names"]
-
 LIMIT = Key(
     LIMIT_KEY,
     "boolean",

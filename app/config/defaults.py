@@ -11,8 +11,6 @@ from stores.keys import Key
 from stores.registry import STORE_CLASS, STORE_NAMES, store_keys
 from stores.store import COMMON_KEYS
 
-__all__ = ["OWN_KEYS", "default_keys", "defaults_of"]
-
 OWN_KEYS = ("topics", "output.topic", "group.id")
 """The keys of a pipeline that can be no defaults: with one source, sink or group, pipelines would do one work twice."""
 

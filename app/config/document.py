@@ -19,8 +19,6 @@ from stores.registry import STORE_CLASS, STORE_NAMES, named_keys, store_keys
 from stores.store import COMMON_KEYS
 from transforms.errors import ConfigurationError
 
-__all__ = ["check_pipeline_names", "check_top_names", "flatten"]
-
 _TYPO = 0.9  # similarity from which a key for a user's store counts as one of ours, misspelt
 _HEADER = HEADER_KEY.name.rpartition(".")[0]
 

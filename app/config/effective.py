@@ -12,8 +12,6 @@ from stores.registry import STORE_CLASS, store_keys
 from stores.store import COMMON_KEYS
 from transforms.masking import HIDDEN
 
-__all__ = ["pipeline_values", "shown_value"]
-
 
 def pipeline_values(pipeline: PipelineSettings) -> dict[str, object]:
     """The values of a pipeline's keys, by name, with those of its store. Secrets are `Secret`, as in the settings."""

@@ -9,8 +9,6 @@ from stores.registry import STORE_CLASS
 from transforms.errors import ConfigurationError
 from transforms.keyring import TYPE_NAME, EncryptionSettings
 
-__all__ = ["encryption_settings"]
-
 _STRATEGY = "large.message.strategy"
 
 

@@ -13,8 +13,6 @@ from typing import Any, TypeVar, get_type_hints
 
 from stores.keys import REQUIRED, Key, Kind, read
 
-__all__ = ["keyed", "keys_of", "mapped", "settings_of", "values_of"]
-
 _T = TypeVar("_T")
 _KEYS = "keys"
 

@@ -10,8 +10,6 @@ from app.config.secret import Secret, known
 from stores.keys import Key
 from transforms.errors import ConfigurationError, WideloadError
 
-__all__ = ["Checked", "Findings", "WrongValueError"]
-
 
 class WrongValueError(WideloadError):
     """A check needs the value of a key that is itself wrong, so it cannot be made. `Findings.noted` passes over it."""

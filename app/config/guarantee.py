@@ -9,8 +9,6 @@ from typing import Any, Literal
 from app.config.fields import keyed, settings_of
 from transforms.errors import ConfigurationError
 
-__all__ = ["INTERVAL", "TIMEOUT", "Guarantee", "guarantee_of"]
-
 _GUARANTEE = "processing.guarantee"
 INTERVAL = "transaction.boundary.interval.ms"
 _BOUNDARY = "transaction.boundary.type"

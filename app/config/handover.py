@@ -13,8 +13,6 @@ from transforms.errors import ConfigurationError
 from transforms.keyring import PREVIOUS_NAME, EncryptionSettings
 from transforms.signing import KEY_NAME, REQUIRED_NAME
 
-__all__ = ["form_errors", "root_errors", "store_doubts"]
-
 _MAX_BYTES = "large.message.max.bytes"
 _MESSAGE_BYTES = "chunk.max.message.bytes"
 # What says a server, beside the root of the paths, by store.

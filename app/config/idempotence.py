@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["idempotent"]
-
 _KEY = "enable.idempotence"
 _MOST_IN_FLIGHT = 5
 _TOPIC = "default.topic.config"

@@ -8,8 +8,6 @@ from collections.abc import Iterable
 
 from transforms.errors import ConfigurationError
 
-__all__ = ["WORKER", "require"]
-
 WORKER = ("click", "faust", "prometheus_client", "rich")
 """The modules of the extra `worker`, which the command `wideload` needs, except `wideload job`."""
 

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from stores.keys import Key, Kind
 from transforms.compression import CODECS
 
-__all__ = ["CONSUMER_KEYS", "PRODUCER_KEYS", "SECURITY_KEYS"]
-
 _INT32 = 2_147_483_647  # the greatest number that Kafka's protocol has room for in these fields
 
 

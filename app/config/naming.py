@@ -9,8 +9,6 @@ from app.config.settings import ClientSettings, PipelineSettings
 from transforms.errors import ConfigurationError, ResourceIdentifierTooLargeError
 from transforms.identifiers import CLIENT_KEYS, IDENTIFIERS, LIMIT_KEY, Kind, check, transactional_id
 
-__all__ = ["check_config", "check_name", "check_topic", "check_topics", "client_id", "name_errors"]
-
 _TOPIC = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
 _LAST_PARTITION = 2**31 - 1  # Kafka counts partitions in 32 bits
 

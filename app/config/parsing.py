@@ -22,8 +22,6 @@ from app.config.web_control import check_web_control
 from transforms.errors import ConfigurationError, shown
 from transforms.identifiers import LIMIT_KEY
 
-__all__ = ["checked_client_settings", "load", "parse"]
-
 _ENDPOINT = "sasl.oauthbearer.token.endpoint.url"
 _URL = re.compile(r"https?://[^\s/?#@]+(?:[/?][^\s#]*)?", re.IGNORECASE)
 _CREDENTIALS = "sasl.oauthbearer.client.credentials."

@@ -28,8 +28,6 @@ from transforms.errors import ConfigurationError
 from transforms.formats import FormatName
 from transforms.signing import KEY_NAME, Signing
 
-__all__ = ["POLL_INTERVAL", "TRANSFORMS", "Table"]
-
 TRANSFORMS = ("offload", "inflate", "chunk", "assemble", "unwrap", "wrap")
 POLL_INTERVAL = "consumer.max.poll.interval.ms"
 

@@ -9,8 +9,6 @@ from stores.registry import STORE_CLASS
 from transforms.errors import ConfigurationError
 from transforms.formats import FormatName
 
-__all__ = ["check_store_paths"]
-
 # bakdata's reader takes bucket and key from java.net.URI. If the bucket is no host name, it gets null. Characters that
 # a URI's path may not have, or that have a meaning there, are refused or misread.
 _LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"

@@ -12,13 +12,6 @@ from stores.store import PayloadStore, Store
 from transforms.errors import ConfigurationError, ReferenceRefusedError
 from transforms.record import RecordLike, SourceRecord
 
-__all__ = [
-    "ReferenceScope",
-    "ReferenceScopeSettings",
-    "reference_scope",
-    "reference_scope_settings",
-]
-
 _ROOT = "large.message.root"
 _TOPICS = "large.message.root.topics"
 

@@ -13,8 +13,6 @@ from typing import TypeVar, cast
 from transforms.errors import ConfigurationError
 from transforms.masking import HIDDEN, masked
 
-__all__ = ["Secret", "fill_in", "foreign", "hidden", "known", "renewed", "without_secrets"]
-
 _T = TypeVar("_T")
 
 _PLACEHOLDER = re.compile(r"\$\{([a-z]+):([^}]+)\}")

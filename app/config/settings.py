@@ -24,8 +24,6 @@ from transforms.keyring import EncryptionSettings
 from transforms.offload import DEFAULT_THRESHOLD_BYTES
 from transforms.signing import Signing
 
-__all__ = ["CONNECTION_KEYS", "PIPELINE_KEYS", "WORKER_KEYS", "ClientSettings", "PipelineSettings", "Settings"]
-
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:

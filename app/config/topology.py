@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from app.config.settings import PipelineSettings
 from transforms.errors import ConfigurationError
 
-__all__ = ["circle_errors", "control_errors", "group_errors"]
-
 
 def group_errors(pipelines: Sequence[PipelineSettings]) -> Iterator[ConfigurationError]:
     """The pipelines without a group of their own; two of one group would each miss the partitions of the other.

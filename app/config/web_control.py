@@ -7,8 +7,6 @@ from collections.abc import Mapping
 
 from transforms.errors import ConfigurationError
 
-__all__ = ["check_web_control"]
-
 _ENABLE, _TOKEN = "web.control.enable", "web.control.token"
 _ALLOWED = re.compile(r"[!-~]{16,}")  # what a header can carry
 

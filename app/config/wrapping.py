@@ -11,16 +11,6 @@ from stores.keys import Key
 from transforms.errors import ConfigurationError
 from transforms.wrapper import UNMAPPED_PREFIX, HeaderTable, Unwrap, Wrap
 
-__all__ = [
-    "HEADER_KEY",
-    "PLAIN_KEY",
-    "WRAPPER_KEYS",
-    "WrapperSettings",
-    "check_order",
-    "is_header_key",
-    "wrapper_settings",
-]
-
 _PLAIN = "unwrap.on.plain.value"
 _UNMAPPED = "wrap.on.unmapped.header"
 _NULL = "wrap.on.null.value"

@@ -20,8 +20,6 @@ from transforms.errors import ConfigurationError, WideloadError
 from transforms.record import SourceRecord
 from transforms.retention import Retention, duration_text
 
-__all__ = ["Commit", "Filters", "LetterLog", "ReplayTakenOverError", "open_log"]
-
 Commit = Mapping[TopicPartition, OffsetAndMetadata]
 """The offset that is committed for a partition, with its metadata."""
 

@@ -10,8 +10,6 @@ from app.deadletters.reader import FoundLetter, LetterReader, LetterSummary
 from transforms.letter import PREFIX
 from transforms.record import RecordLike, SourceRecord
 
-__all__ = ["Owner", "SharedReaders", "told_context"]
-
 _NAME = "connector.name"
 _HEADER = PREFIX + _NAME
 

@@ -37,8 +37,6 @@ from transforms.record import Record, RecordLike, SourceRecord
 from transforms.reference import Reference
 from transforms.signing import Signing
 
-__all__ = ["FoundLetter", "LetterReader", "LetterSummary"]
-
 _PENDING = 10_000  # letters of other pipelines may stand between the chunks of a letter
 
 

@@ -47,8 +47,6 @@ from transforms.letter import Letter
 from transforms.record import RecordLike
 from transforms.record_format import is_writable
 
-__all__ = ["Replay", "letter_reader"]
-
 _BATCH = 200  # letters that are written, and committed, together
 _BATCH_VALUE_BYTES = 32 * 1024 * 1024
 

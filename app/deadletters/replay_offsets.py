@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from transforms.errors import WideloadError
 from transforms.identifiers import IDENTIFIERS
 
-__all__ = ["ReplayedOffsets", "TooManyGapsError"]
-
 _PREFIX = "wideload:replayed="
 _MOST_BYTES = 1_000_000  # after decompression
 _LIMIT = IDENTIFIERS["offset-metadata"].limit

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from app.deadletters.reader import FoundLetter
 
-__all__ = ["REPLAYED", "Failure", "Tally"]
-
 REPLAYED = "replayed "
 """The beginning of each reason to skip a letter that was replayed already."""
 

@@ -22,8 +22,6 @@ from transforms.offload import Offload
 from transforms.record import Header, Record, SourceRecord
 from transforms.reference import Encryption, Reference
 
-__all__ = ["LetterWriter"]
-
 log = logging.getLogger(logger_name(__name__))
 
 _AVOID_S = 5.0  # how long letters are sent as chunks after the store has failed

@@ -30,8 +30,6 @@ from app.local import class_archive, jars, java
 from app.local.watchdog import Watched, watched
 from transforms.errors import WideloadError
 
-__all__ = ["BrokerError", "EmbeddedBroker", "free_ports", "new_cluster_id", "prepare"]
-
 _HOST = "127.0.0.1"
 _NODE_ID = 1
 _ATTEMPTS = 3

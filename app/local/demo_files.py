@@ -12,8 +12,6 @@ from app.local import spark_home
 from transforms.errors import ConfigurationError
 from transforms.text import bytes_text
 
-__all__ = ["Comparison", "DemoFile", "compare", "from_folder", "from_jars"]
-
 _COUNT = 100
 _DEFAULT_LARGEST_BYTES = 16_000_000
 _LARGE_ONES = 12  # the largest of Spark's jars; the others are chosen evenly

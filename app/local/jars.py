@@ -33,8 +33,6 @@ from app.local import java, spark_home
 from transforms.errors import WideloadError
 from transforms.spark_release import RELEASES
 
-__all__ = ["SETS", "Jar", "JarsError", "cache_folder", "ensure", "missing", "read_lock", "write_lock"]
-
 Say = Callable[[str], None]
 
 # The roots of each set. Kafka logs through slf4j 1.7 and has no binding: without one there is no log.

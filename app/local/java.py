@@ -13,8 +13,6 @@ from transforms.errors import WideloadError
 from transforms.java_version import parse
 from transforms.spark_release import DEFAULT, SparkRelease
 
-__all__ = ["SHORT_RUN", "JavaMissingError", "find", "locate"]
-
 _ANSWER_SECONDS = 30
 _OLDEST = 17  # for Kafka 4
 

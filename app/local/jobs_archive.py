@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from zipfile import ZIP_STORED, ZipFile, ZipInfo
 
-__all__ = ["main", "write"]
-
 _BEFORE_OURS = (__package__ or "").removesuffix("app.local")  # empty in a checkout
 _PACKAGES = ("wideload",) if _BEFORE_OURS else ("app", "jobs", "stores", "transforms", "wideload")
 _ROOT = Path(__file__).resolve().parents[2 + _BEFORE_OURS.count(".")]

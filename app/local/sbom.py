@@ -16,8 +16,6 @@ from typing import Any
 
 from app.local.jars import Jar, read_lock
 
-__all__ = ["add_jars"]
-
 
 def add_jars(bom: Mapping[str, Any], jars: Sequence[Jar]) -> dict[str, Any]:
     """The bill with a component for each jar; one that several sets have is there once."""

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from transforms.spark_release import DEFAULT, SparkRelease, found_in, release_of
 
-__all__ = ["find", "release"]
-
 _VERSION = re.compile(r"""^__version__\b[^"'\n]*["'](.+)["']""", re.MULTILINE)
 
 

@@ -17,8 +17,6 @@ from pathlib import Path
 
 from app.local import class_archive, jars, java, spark_home
 
-__all__ = ["environ", "prepare"]
-
 # Spark's launcher takes options of Java from it.
 _OPTIONS = "SPARK_SUBMIT_OPTS"
 

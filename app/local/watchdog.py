@@ -20,8 +20,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-__all__ = ["Watched", "watched"]
-
 _SIGNALLED = 128  # a shell adds this to the number of the signal that ended a command
 
 

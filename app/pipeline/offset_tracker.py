@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-__all__ = ["OffsetTracker", "Span"]
-
 
 @dataclass(slots=True, eq=False)
 class Span:

@@ -1,7 +1,5 @@
 """The keys that confluent-kafka 2.16 takes, librdkafka's among them. Neither has a call that lists them."""
 
-__all__ = ["KEYS"]
-
 _LISTED = """
     acks allow.auto.create.topics api.version.fallback.ms api.version.request api.version.request.timeout.ms
     auto.commit.enable auto.commit.interval.ms auto.offset.reset batch.num.messages batch.size bootstrap.servers

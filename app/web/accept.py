@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["prefers_html"]
-
 _QUALITY = re.compile(r"q=(0(?:\.\d{0,3})?|1(?:\.0{0,3})?)", re.IGNORECASE)
 
 

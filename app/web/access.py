@@ -10,8 +10,6 @@ from aiohttp.web import Request
 
 from app.web.errors import RestError
 
-__all__ = ["Access"]
-
 _ENABLE, _TOKEN = "web.control.enable", "web.control.token"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,14}")  # shorter than any token
 

@@ -11,8 +11,6 @@ from http import HTTPStatus
 from app.config.settings import Settings
 from transforms.errors import ConfigurationError
 
-__all__ = ["check_address", "listening", "runs_already"]
-
 _NO_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 _ANSWER_S = 3.0
 _ANSWER_BYTES = 16 * 1024 * 1024

@@ -14,21 +14,6 @@ from app.config.effective import pipeline_values, shown_value
 from app.config.secret import without_secrets
 from app.pipeline.report import PipelineReport
 
-__all__ = [
-    "CLASS",
-    "TASK",
-    "TYPE",
-    "config",
-    "config_text",
-    "info",
-    "offsets",
-    "status",
-    "task_status",
-    "tasks",
-    "topics",
-    "worker_id",
-]
-
 CLASS = "wideload.Pipeline"
 """The `connector.class` of each pipeline."""
 

@@ -14,8 +14,6 @@ from aiohttp.web import Application, HTTPBadRequest, HTTPNotFound, Request, Resp
 from app.web.overview import Overview
 from transforms.text import printable
 
-__all__ = ["Dashboard"]
-
 _INDEX = "index.html"
 _TYPES: Mapping[str, str] = {
     ".html": "text/html",

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from app.config.secret import without_secrets
 from transforms.errors import WideloadError
 
-__all__ = ["RestError"]
-
 
 class RestError(WideloadError):
     """A request that is refused.

@@ -19,8 +19,6 @@ from app.pipeline.report import PipelineReport
 from app.pipeline.stats import STORE_OPERATIONS, STORE_SECONDS, Latency, PipelineStats, StoreOperation
 from transforms.logger_name import logger_name
 
-__all__ = ["EVERY_S", "KEPT", "RATES", "History"]
-
 log = logging.getLogger(logger_name(__name__))
 
 EVERY_S = 2.0

@@ -10,8 +10,6 @@ from typing import Any
 from app.web.errors import RestError
 from transforms.text import printable
 
-__all__ = ["ROOT", "Loggers"]
-
 ROOT = "root"
 
 _SHOWN = {"WARNING": "WARN", "CRITICAL": "FATAL"}

@@ -13,8 +13,6 @@ from app.config.version import VERSION
 from app.pipeline.report import STATES, PipelineReport, lag_of, state_of
 from app.pipeline.stats import STORE_OPERATIONS, STORE_REASONS, STORE_SECONDS, Latency, PipelineStats
 
-__all__ = ["COUNTERS", "Metrics"]
-
 # name of the metric, attribute of PipelineStats, help text
 COUNTERS: Sequence[tuple[str, str, str]] = (
     ("wideload_in_records", "records_in", "Records read."),

@@ -14,8 +14,6 @@ from app.web.history import History
 from app.web.pages import health, instant, reason_of
 from stores.registry import STORE_CLASS
 
-__all__ = ["MOST_PARTITIONS", "Overview"]
-
 MOST_PARTITIONS = 200
 """The partitions that are told of a pipeline, those with the greatest lag; /pipelines has all."""
 

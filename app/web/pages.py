@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import faust
     from faust.web import Request, Response, View
 
-__all__ = ["add_pages", "health", "instant", "pipeline_page", "reason_of"]
-
 _COUNTS = (
     "records_in", "records_out", "batches_whole", "batches_read_anew", "batches_taken_apart", "offloaded_records",
     "inflated_records", "dead_letters", "store_errors", "retries", "restarts", "expired_records",

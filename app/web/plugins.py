@@ -25,8 +25,6 @@ from transforms.errors import ConfigurationError, WideloadError
 from transforms.masking import HIDDEN
 from transforms.text import printable
 
-__all__ = ["check_plugin", "definitions", "plugins", "validation"]
-
 _MOST_KEYS = 300
 _MOST_MESSAGE = 1_000
 _SHORT = CLASS.rpartition(".")[2]

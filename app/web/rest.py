@@ -21,8 +21,6 @@ from app.web.loggers import Loggers
 from transforms.logger_name import logger_name
 from transforms.text import printable
 
-__all__ = ["MOST_BODY", "Rest"]
-
 log = logging.getLogger(logger_name(__name__))
 
 MOST_BODY = 65_536

@@ -23,8 +23,6 @@ from yarl import URL
 
 from transforms.text import printable
 
-__all__ = ["MOST_CONNECTIONS", "WebServer", "answers_to"]
-
 MOST_CONNECTIONS = 100
 """If there are more, the server closes the oldest; its requests were answered long ago."""
 

@@ -6,8 +6,6 @@ import time
 
 from stores.s3 import S3Store
 
-__all__ = ["FarStore"]
-
 _SECONDS = 0.02  # about what Amazon's S3 takes to the first byte, within a region
 
 

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from app.config.naming import check_name
 from transforms.identifiers import CLIENT_KEYS, LIMIT_KEY, Kind
 
-__all__ = ["LIMIT_OPTION", "check_names"]
-
 LIMIT_OPTION = f"kafka.{LIMIT_KEY}"
 """The option that turns the limits off with `false`; Spark does not get it."""
 

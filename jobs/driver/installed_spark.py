@@ -10,8 +10,6 @@ import pyspark
 from transforms.errors import ConfigurationError
 from transforms.spark_release import SparkRelease, found_in, release_of
 
-__all__ = ["home", "release"]
-
 
 def home() -> Path:
     """Its folder: `SPARK_HOME`, else that of PySpark."""

@@ -11,8 +11,6 @@ from app.config.parsing import parse
 from app.config.settings import PipelineSettings, Settings
 from transforms.errors import ConfigurationError
 
-__all__ = ["HEAD", "ORDERS", "OWN_CLASS", "S3", "STORE", "only_pipeline", "refusal_of", "settings_of"]
-
 HEAD = 'bootstrap.servers = "localhost:9092"\n'
 STORE = 'large.message.payload.store.class = "memory"\n'
 ORDERS = f"""

@@ -9,8 +9,6 @@ from app.config.settings import PipelineSettings
 from app.pipeline.report import FlowReport, Target
 from app.pipeline.stats import PipelineStats
 
-__all__ = ["Pipeline", "pipeline_settings"]
-
 
 def pipeline_settings(name: str, **keys: object) -> PipelineSettings:
     """The settings of a pipeline with that name."""

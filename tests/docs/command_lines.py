@@ -21,8 +21,6 @@ from jobs import backfill
 from jobs.driver.command_line import add_spark
 from jobs.ingesting import command_line
 
-__all__ = ["OMITTED", "check_command", "commands_of"]
-
 ROOT = Path(__file__).resolve().parents[2]
 OMITTED = "…"
 """A word of a page in the place of options that stand above."""

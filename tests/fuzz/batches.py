@@ -22,8 +22,6 @@ from transforms.record import Record, RecordLike
 from transforms.record_batch import RecordBatch, Stamp, is_old, pack, split
 from transforms.record_lengths import is_crowded, longer
 
-__all__ = ["BATCHES", "BATCH_REFUSALS", "batch_of", "fetched", "merged", "record_lengths"]
-
 _OWN = (("own", b"1"), ("own", None))
 BATCHES = [
     built(0, [Record(b"k", b"v" * 90, _OWN, 1_700_000_000_000), Record(None, None), Record(b"", b"", (), 5)], base=7),

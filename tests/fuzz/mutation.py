@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-__all__ = ["mutated"]
-
 # Lengths at the edges of what an int holds, and about the sizes of what is mutated.
 _NUMBERS = (0, 1, 2, 7, 8, 9, 127, 128, 255, 256, 65_535, 2**24, 2**31 - 1, 2**31, 2**32 - 9, 2**32 - 2, 2**32 - 1)
 _LONGEST = 4_096

@@ -38,8 +38,6 @@ from transforms.reference import Reference
 from transforms.signing import Signing
 from transforms.wrapper import MessageWrapper, Unwrap, Wrap
 
-__all__ = ["PARSERS", "Parser"]
-
 
 @dataclass(frozen=True, slots=True)
 class Parser:

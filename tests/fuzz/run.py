@@ -17,8 +17,6 @@ from pathlib import Path
 from tests.fuzz.mutation import mutated
 from tests.fuzz.parsers import PARSERS, Parser
 
-__all__ = ["Defect", "Outcome", "corpus", "fuzz"]
-
 _CORPUS = Path(__file__).parent / "corpus"
 
 

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from tests.image.tools import ImageError, needed, run, say
 
-__all__ = ["stand_in"]
-
 _SUITE = "bookworm"
 _KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 # The wheels are pip and setuptools, for the pip that is installed below.

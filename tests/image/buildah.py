@@ -26,8 +26,6 @@ from app.local.watchdog import Watched, watched
 from tests.image.tools import ImageError, run
 from tests.integration.worker_process import until
 
-__all__ = ["Buildah", "Image", "first_process"]
-
 _ROOT = Path(__file__).parents[2]
 _BASE = "localhost/wideload-base:stand-in"
 _SYSTEM_CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"

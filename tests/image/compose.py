@@ -9,8 +9,6 @@ from pathlib import Path
 from tests.image.tools import expect, run, say, step
 from tests.image.traffic import FOLDER, travel
 
-__all__ = ["engine", "try_compose"]
-
 _ROOT = Path(__file__).parents[2]
 _PROJECT = "wideload-image-test"
 

@@ -30,8 +30,6 @@ from tests.image.traffic import FOLDER, travel
 from tests.integration.worker_process import toml, until
 from transforms.errors import WideloadError
 
-__all__ = ["main"]
-
 _PORT = 6066  # of the image's health check
 _USER = 10001
 _STORE = "/var/lib/payloads"

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["ImageError", "expect", "needed", "run", "say", "step"]
-
 _TAIL = 30
 
 

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from tests.image.tools import expect, step
 
-__all__ = ["FOLDER", "Wideload", "travel"]
-
 FOLDER = "/files"
 """Where the image sees the folder of the records."""
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from tests.forks import run
 
-__all__ = ["lines", "wideload"]
-
 
 def wideload(
     *arguments: object, stdin: bytes = b"", environ: Mapping[str, str] | None = None

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-__all__ = ["alter", "alter_configs", "set_configs", "set_limit"]
-
 _MARK = "segment.ms"  # no test writes a segment for a week
 _WEEK_MS = 7 * 24 * 3_600_000
 

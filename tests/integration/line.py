@@ -25,8 +25,6 @@ from tests.app.pipeline.runtimes import running_on
 from tests.integration.topics import Found, Sent, read_all, send
 from transforms.identifiers import transactional_id
 
-__all__ = ["EARLY", "LONG", "STAMP", "Life", "Line", "MakeLine", "keys", "records"]
-
 STAMP = 1_700_000_000_000
 _STABLE_S = 30.0
 # A transaction ends because all that is at hand is in it, or with the flow.

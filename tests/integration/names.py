@@ -13,8 +13,6 @@ from confluent_kafka import Consumer
 
 from app.kafka.queries import Query, version
 
-__all__ = ["Names", "properties"]
-
 _LOAD_SECONDS = 30
 _LOADING = {14, 15, 16}  # the coordinator is loading, not available, another one
 _HEARD = "throttle_time_ms:int32 error_code:int16 error_message:text member_id:text epoch:int32 interval_ms:int32"

@@ -10,8 +10,6 @@ from collections.abc import Iterable
 from tests.built_batches import PACKERS, changed, repacked
 from transforms.record_format import number_bytes
 
-__all__ = ["odd_batch", "produce"]
-
 _NOW = 1_700_000_000_000
 _NAMES = (b"h", b"", b"\xff\xfe", b"large-message", b"large-message.chunk.uuid", "é".encode(), b"\0")
 _FAR = (10**6, -(10**6), 2**62, -(2**62), -(2**63), 2**63 - 1)

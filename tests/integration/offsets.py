@@ -19,8 +19,6 @@ from aiokafka.protocol.coordination import FindCoordinatorRequest_v1
 from aiokafka.protocol.metadata import MetadataRequest_v4
 from aiokafka.protocol.offset import OffsetRequest_v2
 
-__all__ = ["committed", "end_offsets", "marks"]
-
 _WAIT_S = 120  # a broker that moves gigabytes may leave a request unanswered until it times out
 _ANSWER_S = 40
 _PAUSE_S = 0.05

@@ -20,8 +20,6 @@ from app.kafka.queries import Query, version
 from app.kafka.topics import Topic, topics
 from tests.integration.worker_process import until
 
-__all__ = ["Operations"]
-
 _SCRAM_SHA_256 = 1
 _ITERATIONS = 4096
 

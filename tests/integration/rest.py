@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Answer", "ask", "shown"]
-
 _ANSWER_S = 30.0
 
 

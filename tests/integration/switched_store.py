@@ -9,8 +9,6 @@ from pathlib import Path
 
 from transforms.errors import PayloadStoreError
 
-__all__ = ["STUCK", "SwitchedStore"]
-
 STUCK = b"stuck"
 """What the payloads begin with that are stuck."""
 

@@ -15,20 +15,6 @@ from tests.integration.worker_process import WorkerProcess
 if TYPE_CHECKING:
     from tests.integration.cluster import Cluster
 
-__all__ = [
-    "PARTITIONS",
-    "THRESHOLD",
-    "MakeTopic",
-    "MakeWay",
-    "Way",
-    "digests",
-    "expected",
-    "first_occurrences",
-    "mixed",
-    "reason_of",
-    "stream",
-]
-
 MakeTopic = Callable[..., str]
 
 THRESHOLD = 20_000

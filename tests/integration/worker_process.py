@@ -17,8 +17,6 @@ from typing import IO, Any, Self, TypeVar
 from tests.forks import Forked, fork
 from tests.s3_server import free_port
 
-__all__ = ["StartedWorker", "WorkerProcess", "toml", "until"]
-
 _PAUSES_S = 0.02, 0.2
 _PAGE_S = 30.0  # a worker that is there answers, however busy the machine is
 

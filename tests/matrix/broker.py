@@ -21,8 +21,6 @@ from app.local.broker import BrokerError, EmbeddedBroker
 from app.local.watchdog import Watched, watched
 from transforms.errors import WideloadError
 
-__all__ = ["RELEASES", "OtherBroker"]
-
 RELEASES: Mapping[str, str] = {
     "2.8": "2.8.2",
     "3.0": "3.0.2",

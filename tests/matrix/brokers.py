@@ -15,8 +15,6 @@ from tests.cloud_server import running
 from tests.matrix.broker import RELEASES, OtherBroker
 from tests.matrix.result import CellError, NotHereError
 
-__all__ = ["NEWEST", "running_broker"]
-
 _KFAKE = Path(__file__).with_name("kfake")
 _QUICK = {"log.cleaner.backoff.ms": "500"}  # as tests/conftest.py has it
 

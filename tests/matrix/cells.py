@@ -9,8 +9,6 @@ from tests.matrix.broker import RELEASES
 from tests.matrix.brokers import NEWEST
 from tests.matrix.environment import Environment
 
-__all__ = ["CELLS", "USUAL", "Cell", "chosen"]
-
 _NO_SPARK = "matrix and not spark"
 _SPARK = "matrix and spark"
 _WITH_UNIT = f"(unit and not slow) or ({_NO_SPARK})"

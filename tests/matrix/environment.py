@@ -21,8 +21,6 @@ from pathlib import Path
 from app.local.jars import cache_folder
 from tests.matrix.result import CellError, NotHereError
 
-__all__ = ["ROOT", "Environment", "Python", "made", "versions"]
-
 ROOT = Path(__file__).resolve().parents[2]
 
 _PROJECT = ROOT / "pyproject.toml"

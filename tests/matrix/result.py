@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-__all__ = ["FILE", "CellError", "NotHereError", "Result", "counted", "merged", "read", "write"]
-
 FILE = Path(__file__).resolve().parents[2] / "docs" / "tried.json"
 """What docs/tried.md is made of."""
 

@@ -26,8 +26,6 @@ from tests.matrix.cells import CELLS, Cell, chosen
 from tests.matrix.result import FILE, CellError, NotHereError, Result, counted, merged, read, write
 from transforms.errors import WideloadError
 
-__all__ = ["main", "run"]
-
 _BUILD = environment.ROOT / "build" / "matrix"
 _SECONDS = 900  # of the tests of a cell
 _NO_TESTS = 5  # pytest's status

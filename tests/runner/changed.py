@@ -16,8 +16,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["dependents", "differing"]
-
 _ROOT = Path(__file__).resolve().parents[2]
 _FOLDERS = ("app", "transforms", "stores", "jobs", "wideload", "package", "tests", "benchmarks", "docs")
 _MAINS = ("origin/main", "main")

@@ -18,8 +18,6 @@ from tests.faults.proxy import Cut, Down, Error, Fault, FaultProxy, Hang, Ok, Sl
 from tests.integration.limits import alter_configs
 from tests.integration.worker_process import WorkerProcess
 
-__all__ = ["Brokers", "Chaos", "Targets"]
-
 
 class Brokers(Protocol):
     """What a soak wants of brokers, as `Cluster` has it. Those that have no nodes are not broken."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
-__all__ = ["Journal", "Verdict", "digest"]
-
 
 def digest(value: bytes | None) -> bytes:
     """SHA-256; a null has one of its own."""

@@ -36,8 +36,6 @@ from tests.soak.faults import Brokers, Chaos, Targets
 from tests.soak.journal import Verdict
 from tests.soak.traffic import PARTITIONS, Poison, Reader, Route, Writer
 
-__all__ = ["soak"]
-
 _BUDGET_BYTES = 64 * 1024 * 1024
 _PENDING_BYTES = 64 * 1024 * 1024
 # What a worker takes at rest, what clients read ahead and hold for six pipelines, and the two limits above.

@@ -14,8 +14,6 @@ from aiokafka.errors import KafkaError
 from tests.soak.journal import Journal
 from transforms.record import Header
 
-__all__ = ["PARTITIONS", "Poison", "Reader", "Route", "Sender", "Writer"]
-
 PARTITIONS = 4
 _LARGEST = 12_000_000
 # Of values, in bytes, and how many of a thousand have such a size; (0, 0) is a null.

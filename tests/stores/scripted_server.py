@@ -12,22 +12,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-__all__ = [
-    "MODIFIED",
-    "Bucket",
-    "Refusal",
-    "Request",
-    "Script",
-    "ScriptedServer",
-    "Wire",
-    "dribbling",
-    "error",
-    "payload",
-    "said",
-    "scripted_server",
-    "slow_reader",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Request:

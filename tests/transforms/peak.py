@@ -6,8 +6,6 @@ import contextlib
 import tracemalloc
 from collections.abc import Iterator
 
-__all__ = ["allocated_at_most"]
-
 
 @contextlib.contextmanager
 def allocated_at_most(size: int) -> Iterator[None]:

@@ -13,8 +13,6 @@ from typing import Any
 from aiokafka.protocol.admin import ApiVersionResponse_v0, SaslAuthenticateResponse_v0, SaslHandShakeResponse_v1
 from aiokafka.protocol.metadata import MetadataResponse_v1
 
-__all__ = ["LOGIN", "Broker", "Handler", "close", "say_nothing", "server"]
-
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
 LOGIN = 36

@@ -20,8 +20,6 @@ from tests.built_batches import built, changed
 from transforms.record import Record, RecordLike
 from transforms.record_batch import Stamp
 
-__all__ = ["PLACE", "Log", "Reader"]
-
 PLACE = TopicPartition("raw", 0)
 
 

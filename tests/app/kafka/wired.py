@@ -7,8 +7,6 @@ from typing import Any
 
 from aiokafka.client import AIOKafkaClient
 
-__all__ = ["Clock", "Wire", "wired"]
-
 
 class Clock:
     """The time, to be set."""

@@ -10,8 +10,6 @@ from typing import Any, ParamSpec, TypeVar, TypeVarTuple
 
 from app.pipeline.runtime import Runtime, Threads
 
-__all__ = ["Timed", "hurried", "timed"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 Args = TypeVarTuple("Args")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["PlainStore"]
-
 
 class PlainStore:
     """A user's own store: the seed's two methods, nothing else."""

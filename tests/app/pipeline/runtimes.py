@@ -10,8 +10,6 @@ from typing import TypeVar, TypeVarTuple
 
 from app.pipeline.runtime import STORE_THREADS, Runtime, Threads
 
-__all__ = ["SHARED", "running_on"]
-
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
