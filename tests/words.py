@@ -1,4 +1,4 @@
-"""Words that are not used here, and the field's words in their place: `python -m tests.words [PATH …]` shows the places.
+"""Words that are not used here, and the field's words in their place: `python -m tests.words [PATH …]` shows them.
 
 `WORDS` is the table. It is about what people read: the pages, and docstrings, comments and texts of the code. What
 stands in backticks or in a block of code is a name or an output, and is not looked at. `RIGHT` has the few places
@@ -101,8 +101,7 @@ def _sentences(source: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
-            for number, line in enumerate(node.value.splitlines(), node.lineno):
-                yield number, line
+            yield from enumerate(node.value.splitlines(), node.lineno)
 
 
 def main(paths: list[str]) -> int:
