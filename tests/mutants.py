@@ -33,7 +33,11 @@ _COPIED = ["app", "benchmarks", "deploy", "docs", "jobs", "package", "stores", "
 _LEFT_OUT = ["tests/transforms/test_exports.py", "tests/transforms/test_logger_name.py"]
 # What runs while modules are imported, when no mutant is in its place: a module; and functions, which do not count.
 _AT_IMPORT = ["transforms/logger_name.py"]
-_CALLED_AT_IMPORT = ("transforms.frames.x__framed__", "transforms.identifiers.x__named__")
+_CALLED_AT_IMPORT = (
+    "transforms.frames.x__framed__",
+    "transforms.identifiers.x__named__",
+    "transforms.wrapper.x__numbered__",
+)
 # By the exit codes of mutmut 3.8 (mutmut.stats): one that hangs is noticed, too.
 _KILLED = {1, 3, 24, 36, 152, 255, -24}
 _SURVIVED = {0: "survived", 5: "no test", 33: "no test"}
