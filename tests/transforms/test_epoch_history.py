@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transforms.commit_metadata import note
-from transforms.epoch_history import NO_EPOCH, EpochHistory, PartitionEpochs
+from transforms.epoch_history import NO_EPOCH, Cut, EpochHistory, PartitionEpochs, Reading
 
 
 def history(*read: tuple[int, int]) -> EpochHistory:
@@ -98,3 +98,74 @@ def test_an_answer_about_a_former_commit_says_nothing_of_a_later_one() -> None:
     made.committed(8, 0, "")
     assert made.is_same(former, 0, 4)
     assert made.reading(8, 1, 0.0).compares
+
+
+def after(offset: int, epoch: int) -> PartitionEpochs:
+    """Of a partition that is assigned with this commit."""
+    made = PartitionEpochs()
+    made.committed(offset, epoch, "")
+    return made
+
+
+def test_a_leader_compares_once() -> None:
+    """One with a newer epoch has to say where its log parts, until it has said that it does not."""
+    made = after(5, 2)
+    reading = made.reading(5, 3, 0.0)
+    assert reading == Reading(5, 2, 3, compares=True, older=False)
+    assert not made.is_compared(5, 3)
+    assert not made.reading(5, 2, 0.0).compares, "it wrote the last record itself"
+    assert made.is_same(reading, 2, 5)
+    assert (made.cut, made.is_compared(5, 3), made.reading(5, 3, 0.0).compares) == (None, True, False)
+    assert made.reading(5, 4, 0.0).compares, "another leader"
+    made.committed(5, 2, "")
+    assert made.reading(5, 3, 0.0).compares, "another assignment"
+
+
+def test_a_log_that_ends_before_what_was_read_is_cut() -> None:
+    """Not if it has no record of that epoch, or none of any: its format may be too old for epochs."""
+    made = after(5, 2)
+    reading = made.reading(5, 3, 0.0)
+    for epoch, end, same in ((NO_EPOCH, 4, True), (2, -1, True), (2, 5, True), (2, 6, True), (1, 4, False)):
+        assert made.is_same(reading, epoch, end) is same
+    assert (made.cut, made.is_compared(5, 9)) == (Cut(4, 1, 5), True)
+    made.restart(made.cut)
+    assert (made.cut, made.reading(4, 3, 0.0)) == (None, Reading(4, 1, 3, compares=True, older=False))
+
+
+def test_a_cut_leader_is_not_the_one_that_was_read() -> None:
+    """Its epoch is asked for again."""
+    made = after(5, 2)
+    reading = made.reading(5, 3, 0.0)
+    assert not made.is_same(reading, 2, 4)
+    assert made.reading(5, 3, 0.0).compares
+
+
+def test_what_was_read_is_newer_than_the_leader() -> None:
+    """Newer metadata is waited for, ten seconds long; then any leader may answer."""
+    made = after(5, 4)
+    assert made.reading(5, NO_EPOCH, 0.5) == Reading(5, 4, NO_EPOCH, compares=False, older=False)
+    found = [made.reading(5, 3, now) for now in (1.0, 10.9, 11.0)]
+    assert found == [Reading(5, 4, NO_EPOCH, compares=False, older=older) for older in (True, True, False)]
+    assert made.reading(5, 4, 11.0) == Reading(5, 4, 4, compares=False, older=False)
+    assert made.reading(5, 3, 12.0).older, "it is another time"
+
+
+def test_reading_begins_behind_what_was_delivered() -> None:
+    """The commit is before a message whose chunks are not all there; from there on what is read counts."""
+    made = PartitionEpochs()
+    made.committed(5, 2, note(5, 9, ()))
+    assert [made.reading(offset, 2, 0.0).offset for offset in (5, 8, 9, 10)] == [9, 9, 9, 10]
+    made.read(8, 3)
+    assert [made.reading(offset, 3, 0.0).epoch for offset in (8, 9)] == [2, 3]
+
+
+def test_a_leader_that_answers_has_the_record() -> None:
+    """If no epoch is known, its own is a bound; one that is known stays."""
+    made = after(5, NO_EPOCH)
+    reading = made.reading(5, 3, 0.0)
+    assert reading == Reading(5, NO_EPOCH, 3, compares=False, older=False)
+    made.fetched(reading)
+    assert made.reading(5, 4, 0.0) == Reading(5, 3, 4, compares=True, older=False)
+    known = after(5, 2)
+    known.fetched(known.reading(5, 3, 0.0))
+    assert known.reading(5, 4, 0.0).epoch == 2

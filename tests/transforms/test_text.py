@@ -41,6 +41,8 @@ def test_did_you_mean() -> None:
     assert did_you_mean("orders", ["payments", "borders-of-others"]) == ""
     assert did_you_mean("in-p42", ["in-p41", "in-p43", "in-p44"]) == "", "none is nearer than the others"
     assert did_you_mean("in-p42", ["in-p41", "in-p4", "in-p4"]) == "; did you mean in-p4?"
+    assert did_you_mean("abcdefgh", ["abcdef12", "abcdef34", "abcdefg"]) == "; did you mean abcdefg?"
+    assert did_you_mean("abcdefgh", ["abcde123"]) == "", "half of it is another name"
 
 
 def test_text_table() -> None:
