@@ -56,7 +56,7 @@ class ChunkMessageId:
         Raises:
             ValueError: it is not two offsets with a hyphen between them.
         """
-        match = re.fullmatch(r"([0-9]{1,19})-([0-9]{1,19})", text, re.ASCII)
+        match = re.fullmatch(r"([0-9]{1,19})-([0-9]{1,19})", text)
         if match is None:
             raise ValueError(f"{text[:100]!r} is not FIRST-LAST, two offsets")
         return cls(int(match[1]), int(match[2]))

@@ -488,6 +488,7 @@ def test_id() -> None:
     ids = [ChunkMessageId(1, 9), ChunkMessageId(2, 5), ChunkMessageId(0, 9), ChunkMessageId(3, 3)]
     assert list(map(str, sorted(ids))) == ["3-3", "2-5", "0-9", "1-9"]
     assert ChunkMessageId(1, 9) >= ChunkMessageId(0, 9) > ChunkMessageId(2, 5)
+    assert not identifier < ChunkMessageId(10, 13)
 
 
 @pytest.mark.parametrize(

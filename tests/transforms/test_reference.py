@@ -141,7 +141,8 @@ MEGABYTE = b"7" * 1_000_000
 
 BAD_SIZES = [
     None, b"", b"-1", b"-0", b"+5", b" 5", b"5 ", b"5\n", b"5\0", b"5.0", b"1e3", b"0x10", b"1_000", b"1,000", b"NaN",
-    "\uff11\uff12".encode(), "\u0663".encode(), b"\xff\xfe", b"1" * 20, b"10000000000000000000", MEGABYTE,
+    "\uff11\uff12".encode(), "\u0663".encode(), b"\xff\xfe", b"1" * 20, b"10000000000000000000", b"x" * 100,
+    b"\xff" * 101, MEGABYTE,
 ]  # fmt: skip
 BAD_CHECKSUMS = [
     None, b"", DIGEST.encode(), b"sha256:", b"sha256:" + DIGEST.upper().encode(), b"SHA256:" + DIGEST.encode(),

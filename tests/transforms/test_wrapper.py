@@ -305,6 +305,12 @@ def test_size_is_that_of_the_wrapped_record(record: Record, unmapped: str) -> No
         assert size >= batch_of_one_bytes(Wrap(TABLE).wrap(Record(record.key, record.value)))
 
 
+def test_size_counts_a_header_that_will_be_refused() -> None:
+    """It is dropped only if that was asked for: a key and a length of four bytes each, and the value."""
+    record = Record(None, b"v", (("unknown", b"12"),))
+    assert Wrap(TABLE).batch_of_one_bytes(record) - Wrap(TABLE, "drop").batch_of_one_bytes(record) == 10
+
+
 def test_unwrap_puts_headers_behind_the_records_own() -> None:
     """What the record has beside its wrapper stays, in front; key and timestamp too."""
     value = MessageWrapper({3_000_001: b"t", 9: b"n"}, b"v").serialize()
