@@ -33,6 +33,25 @@ def test_a_gap_before_the_first_record_may_be_committed() -> None:
     assert partition.to_commit() is None
 
 
+def test_what_is_read_again_after_the_end() -> None:
+    """What was admitted and is not committed, whether it waits in its lane or has left it."""
+    lanes = Lanes(Share(Budget(10_000_000)), None)
+    for partition in (FIRST, SECOND):
+        lanes.open(partition, 0)
+    assert lanes.uncommitted() == {}
+    first, second = (lane.tracked(10) for lane in lanes)
+    assert lanes.uncommitted() == {}
+    second.released = 13
+    assert lanes.uncommitted() == {SECOND: (10, 3)}
+    (waiting, _) = lanes
+    waiting.items.extend(Working(Read(offset), held=1) for offset in (11, 14))
+    assert lanes.uncommitted() == {FIRST: (10, 5), SECOND: (10, 3)}
+    second.committed = 13
+    assert lanes.uncommitted() == {FIRST: (10, 5)}
+    assert (lanes.partition_of(first), lanes.partition_of(second)) == (FIRST, SECOND)
+    assert lanes.partition_of(OffsetTracker(10)) is None
+
+
 def test_lane_is_busy_until_everything_is_durable() -> None:
     """A record is in a slot first, then in a batch, or waits for a transaction; the lane is idle when it is nowhere."""
     partition = lane()

@@ -424,8 +424,8 @@ def test_limit_that_does_not_explain_the_refusal_is_the_refused_size() -> None:
     learned_limits.learn(plan_of(4_500), limit_error("sink", 4_400))
     assert limits_of(learned_limits.applied(plan_of(4_500))) == (4_399, 9_000)
     assert limits_of(learned_limits.applied(plan_of(5_000))) == (5_000, 9_000)
-    learned_limits.learn(plan_of(1, 9_000), limit_error("dead", 8_000))
-    assert limits_of(learned_limits.applied(plan_of(1))) == (1, 7_999)
+    learned_limits.learn(plan_of(1, 9_000), limit_error("dead", 9_000))
+    assert limits_of(learned_limits.applied(plan_of(1))) == (1, 8_999)
 
 
 def test_limit_that_was_lowered_is_the_new_one() -> None:
@@ -437,3 +437,27 @@ def test_limit_that_was_lowered_is_the_new_one() -> None:
     learned_limits.learn(plan_of(5_000), limit_error("sink", 4_000))
     learned_limits.sizes.clear()
     assert limits_of(learned_limits.applied(plan_of(5_000))) == (5_000, 9_000)
+
+
+def test_a_record_that_is_refused_for_what_it_is_is_remembered() -> None:
+    """By its place; if its dead letter is refused as well, nothing more can be done for it, and both are said."""
+    learned_limits = LearnedLimits()
+    first = UnfitError(TopicPartition("raw", 1), 7, RecordUnfitError("sink", "its timestamp is old"))
+    second = UnfitError(TopicPartition("raw", 1), 7, RecordUnfitError("dead", "so it is here"))
+    lost = UnfitError(None, 7, RecordUnfitError("sink", "its timestamp is old"))
+    for error in (first, lost):
+        learned_limits.learn(plan_of(5_000), error)
+        assert (str(error), error.retriable) == ("topic sink refuses the record: its timestamp is old", True)
+    assert learned_limits.unfit == {("raw", 1, 7): first.error}
+    with pytest.raises(ClusterError) as caught:
+        learned_limits.learn(plan_of(5_000), second)
+    said = str(caught.value)
+    assert said.startswith("topic raw, partition 1, offset 7: topic sink refuses the record: its timestamp is old; ")
+    assert said.endswith(": topic dead refuses the record: so it is here")
+    assert not caught.value.retriable
+    learned_limits.forget_unfit(["other"])
+    assert learned_limits.unfit == {("raw", 1, 7): first.error}
+    learned_limits.forget_unfit(["raw"])
+    assert learned_limits.unfit == {}
+    refused = RecordRefusedError("sink", 0, 4_000)
+    assert (str(LimitError(refused)), LimitError(refused).retriable) == (str(refused), True)
