@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from transforms.errors import PayloadCorruptError
-from transforms.letter import MARK, Cause, Letter, batch_letter, dead_letter, is_bare
+from transforms.letter import MARK, REPLAYS, Cause, Letter, batch_letter, dead_letter, is_bare
 from transforms.record import Header, Record
 
 
@@ -141,3 +141,11 @@ def test_place_that_is_none(number: str) -> None:
     """What Connect's headers say of a place is anybody's: a number that Kafka cannot have is no place, and no error."""
     letter = Letter(Record(None, b""), {"topic": "raw", "partition": number, "offset": "7"})
     assert letter.origin is None
+
+
+def test_a_replay_is_the_record_with_its_count_in_front() -> None:
+    """The count takes the place of that of the replay before; all else stays."""
+    own = (("a", b"1"), ("b", None))
+    first = Letter(Record(b"k", b"v", own, 7), {}).replayed()
+    assert first == Record(b"k", b"v", ((REPLAYS, b"1"), *own), 7)
+    assert Letter(first, {}, 1).replayed() == Record(b"k", b"v", ((REPLAYS, b"2"), *own), 7)

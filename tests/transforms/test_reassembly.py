@@ -947,3 +947,37 @@ def test_move(seed: int) -> None:
     assert reader.machine.safe_offset(0, target) == min([target, *firsts])
     assert reader.read() == [each for each in whole if each.id.last >= target]
     settled(reader.machine)
+
+
+def test_move_of_what_is_open() -> None:
+    """Each message is set aside once, however often the position is set, and its time goes on."""
+    a, b, c = letters("a", "ab"), letters("b", "ab"), letters("c", "ab")
+    log = logged([a[0], b[0], c[0], c[1], a[1], b[1]])
+    reader = Reader(Limits(expire_ms=100), log)
+    reader.read(2)
+    assert reader.machine.tick(60) == []
+    for _ in range(2):
+        reader.machine.move(0, 3)
+        assert (reader.machine.counts.set_aside, reader.machine.pending) == (2, 2)
+    reader.position = 3
+    assert reader.machine.tick(39) == []
+    assert reader.machine.safe_offset(0, 3) == 0
+    found = reader.read()
+    assert reasons(found) == ["ab", "ab", "ab"], "c was not read before its last chunk, and is looked for"
+    assert [each.id.first for each in found if isinstance(each, Assembled)] == [2, 0, 1]
+    assert reader.machine.counts.assembled == 3
+    settled(reader.machine)
+
+
+def test_move_behind_what_has_ended() -> None:
+    """A message that was delivered comes again, and has all its time again; one that was discarded does not."""
+    delivered, discarded = letters("a", "ab"), letters("b", "abc")
+    log = logged([discarded[0], delivered[0], discarded[2], delivered[1], *letters("c", "x")])
+    reader = Reader(Limits(expire_ms=100), log)
+    assert reasons(reader.read(4)) == ["out-of-order", "ab"]
+    reader.machine.tick(1_000)
+    reader.machine.move(0, 3)
+    assert (reader.machine.pending, reader.machine.safe_offset(0, 3)) == (1, 1)
+    reader.position = 3
+    assert reader.machine.tick(99) == []
+    assert reasons(reader.read()) == ["ab", "x"]
