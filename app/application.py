@@ -167,7 +167,7 @@ class Application(faust.App):
         host = f"[{settings.web_bind}]" if ":" in settings.web_bind else settings.web_bind
         pages = f"http://{host}:{settings.web_port}/"
         log.info(
-            "wideload %s starts as process %d: configuration %s; brokers %s; pages at %s; up to %s of records in "
+            "wideload %s starts as process %d: configuration %s; brokers %s; web UI at %s; up to %s of records in "
             "flight; %d store calls at once for each pipeline; up to %.1f s to stop",
             VERSION,
             os.getpid(),

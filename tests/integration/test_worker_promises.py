@@ -1,4 +1,4 @@
-"""Promises of docs/worker.md and docs/reliability.md: Ctrl-C, deleted groups, sinks that change, `Retry-After`."""
+"""Guarantees of docs/worker.md and docs/broker-failures.md: Ctrl-C, deleted groups, changed topics, `Retry-After`."""
 
 from __future__ import annotations
 

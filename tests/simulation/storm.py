@@ -178,7 +178,7 @@ class Acts:
 
 _MAGIC = 16  # where a batch has its format
 # A worker that has not seen the former topic cannot know that an offset was committed for it, by one that had not yet
-# noticed: docs/reliability.md, "How soon a change is noticed".
+# noticed: docs/broker-failures.md, "How soon a change is noticed".
 _WITH_NEW_WORKERS = {"kill", "stop", "join", "freeze", "defect"}
 # A static member that restarts for another reason keeps its partitions, and gets no new ones: "Static members" there.
 _WITH_RESTARTS = {*_WITH_NEW_WORKERS, "replace", "delete_topic", "change_limit", "compact", "cut_log", "add_partition"}

@@ -181,7 +181,7 @@ def test_names_are_those_of_the_docs() -> None:
     )
     ours = {name: family for name, family in families.items() if name.startswith("wideload_")}
     names = {f"{name}_total" if family.type == "counter" else name for name, family in ours.items()}
-    text = "\n".join((DOCS / page).read_text() for page in ("worker.md", "chunks.md", "batches.md"))
+    text = "\n".join((DOCS / page).read_text() for page in ("metrics.md", "chunks.md", "batches.md"))
     assert set(re.findall(r"`(wideload_[a-z_]+)`", text)) == names
 
 
