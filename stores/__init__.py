@@ -1,4 +1,4 @@
-"""Payload stores, which keep large values. The only folder that knows boto3 and obstore.
+"""Payload stores, which keep large values. The only package that imports boto3 and obstore.
 
 Imports `transforms`.
 """

@@ -46,7 +46,7 @@ class AzureStore(CloudStore):
     START: ClassVar[str] = "azure"
     CONTAINER: ClassVar[str] = "container"
     CONTAINER_NAME: ClassVar[re.Pattern[str]] = re.compile(r"(?!.*--)[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
-    CONTAINER_ALLOWED: ClassVar[str] = "3 to 63 lower-case letters, digits and '-', but no two '-' together"
+    CONTAINER_ALLOWED: ClassVar[str] = "3 to 63 characters a-z, 0-9 and '-', a-z or 0-9 at both ends, without '--'"
 
     KEYS: ClassVar[Sequence[Key]] = (
         Key("azure.container", "string", "The container. It must exist.", default=REQUIRED),
@@ -54,24 +54,27 @@ class AzureStore(CloudStore):
         Key(
             "azure.endpoint",
             "string",
-            "The URL of the account's blobs, if it is not `https://ACCOUNT.blob.core.windows.net`: of another cloud of "
-            "Azure's, of a private endpoint, or of an emulator (`http://localhost:10000/devstoreaccount1`). `http://` "
-            "needs `azure.account.key`.",
+            "The URL of the blob service, if it is not `https://ACCOUNT.blob.core.windows.net`: for example of a "
+            "sovereign cloud, a private endpoint, or an emulator (`http://localhost:10000/devstoreaccount1`). "
+            "`http://` requires `azure.account.key`.",
         ),
         Key(
             "azure.account.key",
             "string",
-            "The key of the account. Default: Azure's own chain of environment (`AZURE_CLIENT_ID`, `AZURE_TENANT_ID`, "
-            "`AZURE_CLIENT_SECRET`), workload identity (`AZURE_FEDERATED_TOKEN_FILE`) and managed identity.",
+            "The key of the account. Default: environment variables (`AZURE_CLIENT_ID`, `AZURE_TENANT_ID`, "
+            "`AZURE_CLIENT_SECRET`), workload identity (`AZURE_FEDERATED_TOKEN_FILE`) or managed identity.",
             secret=True,
         ),
-        Key("azure.sas.token", "string", "A shared access signature, in place of a key.", secret=True),
+        Key("azure.sas.token", "string", "A shared access signature, instead of an account key.", secret=True),
         Key(
             "azure.client.id",
             "string",
-            "The application that logs in with `azure.client.secret`; alone, the managed or workload identity to use.",
+            "The application that authenticates with `azure.client.secret`. Without a secret: the managed or workload "
+            "identity to use.",
         ),
-        Key("azure.client.secret", "string", "The secret of `azure.client.id`; needs `azure.tenant.id`.", secret=True),
+        Key(
+            "azure.client.secret", "string", "The secret of `azure.client.id`; requires `azure.tenant.id`.", secret=True
+        ),
         Key("azure.tenant.id", "string", "The tenant of `azure.client.id`."),
         *client_keys("azure", "abs://container/prefix/topic/id"),
     )
@@ -81,7 +84,7 @@ class AzureStore(CloudStore):
         account, container = cast("str", values["azure.account.name"]), cast("str", values["azure.container"])
         if not _ACCOUNT.fullmatch(account):
             raise ConfigurationError(
-                "azure.account.name", f"found {account!r}, allowed are 3 to 24 lower-case letters and digits"
+                "azure.account.name", f"found {account!r}, allowed are 3 to 24 characters a-z and 0-9"
             )
         given = cast("str | None", values["azure.endpoint"]) or f"https://{account}.blob.core.windows.net"
         endpoint = check_endpoint("azure.endpoint", given, r"(/[a-z0-9]{3,24})?", "and perhaps the account")
@@ -90,8 +93,8 @@ class AzureStore(CloudStore):
         if plain and "account_key" not in credentials:
             raise ConfigurationError(
                 "azure.endpoint",
-                "begins with http://, and whoever is on the way could take the token; use https://, or "
-                "azure.account.key, which signs requests and is not sent",
+                "begins with http://, so the token could be intercepted; use https://, or azure.account.key, which "
+                "signs requests and is not sent",
             )
         try:
             from obstore.exceptions import BaseError
@@ -125,9 +128,9 @@ class AzureStore(CloudStore):
         try:
             reader, writer = made(reading=True), made(reading=False)
         except BaseError as exc:
-            # Of what obstore says, the cause may have a part of a key.
-            told = "is no account key" if "Invalid Access Key" in str(exc) else "is refused by obstore"
-            raise ConfigurationError(_key_of(credentials), told) from None
+            # obstore's message may contain part of the key, so it is not shown.
+            reason = "is not an account key" if "Invalid Access Key" in str(exc) else "is refused by obstore"
+            raise ConfigurationError(_key_of(credentials), reason) from None
         return CloudClient(reader, writer, times, _cloud(container, _key_of(credentials)))
 
     def pages_below(self, prefix: str) -> Iterator[Sequence[Found]]:
@@ -146,16 +149,16 @@ class AzureStore(CloudStore):
     def delete_found(self, found: Found, path: str) -> bool:
         """See `CloudStore.delete_found`. An account with versions keeps what is deleted as an old one."""
         if found.etag is None:
-            raise PayloadStoreError(f"Azure delete {path} failed: the server gives it no ETag", key="azure.endpoint")
+            raise PayloadStoreError(f"Azure delete {path} failed: the server returns no ETag", key="azure.endpoint")
         self._delete(found.key, path, {"If-Match": found.etag})
         return found.version is not None
 
     def expiry_rules(self, topic: str) -> Sequence[ExpiryRule]:  # noqa: ARG002
-        """See `Lifecycle.expiry_rules`; always an error, since the rules are not to be seen from here."""
+        """See `Lifecycle.expiry_rules`; always raises, since the rules cannot be read with these credentials."""
         self._no_rules("get-rules")
 
     def set_expiry(self, topic: str, days: int | None) -> bool:  # noqa: ARG002
-        """See `Lifecycle.set_expiry`; always an error."""
+        """See `Lifecycle.set_expiry`; always raises."""
         self._no_rules("set-rules")
 
     def close(self) -> None:
@@ -164,8 +167,8 @@ class AzureStore(CloudStore):
     def _no_rules(self, operation: str) -> Never:
         raise PayloadStoreError(
             f"Azure {operation} {self._container_uri} failed: the rules are the account's management policy, which "
-            "cannot be read or written with the rights on its blobs; look at them in the portal (Lifecycle "
-            "management) or by `az storage account management-policy show`"
+            "cannot be read or written with permissions on its blobs; see them in the portal (Lifecycle "
+            "management) or with `az storage account management-policy show`"
         )
 
     def _delete(self, key: str, path: str, condition: Mapping[str, str]) -> None:
@@ -193,17 +196,17 @@ class AzureStore(CloudStore):
 
 
 def _credentials(values: Mapping[str, Value | None]) -> dict[str, str]:
-    """The credentials of the keys, as obstore names them; what it finds of itself is added."""
+    """The configured credentials, as obstore names them. obstore adds those that it finds in the environment."""
     key, sas, client, secret, tenant = (
         cast("str | None", values[f"azure.{name}"])
         for name in ("account.key", "sas.token", "client.id", "client.secret", "tenant.id")
     )
     if key is not None and sas is not None:
-        raise ConfigurationError("azure.sas.token", "cannot stand beside azure.account.key")
+        raise ConfigurationError("azure.sas.token", "cannot be combined with azure.account.key")
     if secret is not None and (client is None or tenant is None):
-        raise ConfigurationError("azure.client.secret", "needs azure.client.id and azure.tenant.id beside it")
+        raise ConfigurationError("azure.client.secret", "also requires azure.client.id and azure.tenant.id")
     if secret is not None and (key is not None or sas is not None):
-        raise ConfigurationError("azure.client.secret", "cannot stand beside azure.account.key or azure.sas.token")
+        raise ConfigurationError("azure.client.secret", "cannot be combined with azure.account.key or azure.sas.token")
     if key is not None:
         return {"account_key": str(key), "credential_type": "access_key"}
     if sas is not None:
@@ -214,19 +217,19 @@ def _credentials(values: Mapping[str, Value | None]) -> dict[str, str]:
 
 
 def _check_signable(account: str, endpoint: str, prefix: str) -> None:
-    """Refuses what obstore would sign wrong: it signs a URL as it is sent, and Azure verifies it decoded."""
+    """Refuses what obstore would sign incorrectly: it signs a URL as it is sent, and Azure verifies the decoded URL."""
     if not _UNCHANGED.fullmatch(prefix):
         raise ConfigurationError(
             "azure.prefix",
-            f"found {prefix!r}, allowed are letters of ASCII, digits, '.', '_', '-' and '/', unless there is an "
-            "azure.account.key or an azure.sas.token",
+            f"found {prefix!r}, allowed are the characters a-z, A-Z, 0-9, '.', '_', '-' and '/', unless "
+            "azure.account.key or azure.sas.token is set",
         )
     host, _, path = endpoint.partition("://")[2].partition("/")
     if account not in host and path != account:
         raise ConfigurationError(
             "azure.endpoint",
-            f"found {endpoint!r}, whose host has not the account in its name, as it must have unless there is an "
-            "azure.account.key or an azure.sas.token",
+            f"found {endpoint!r}; the host name must contain the storage account, unless azure.account.key or "
+            "azure.sas.token is set",
         )
 
 
@@ -244,7 +247,7 @@ def _signature(account: str, key: str, url: str, headers: Mapping[str, str]) -> 
 
 
 def _key_of(credentials: Mapping[str, str]) -> str:
-    """The key that is probably wrong where these credentials are refused."""
+    """The property that is probably wrong if these credentials are refused."""
     names = {"account_key": "account.key", "sas_key": "sas.token", "client_secret": "client.secret"}
     return f"azure.{next((names[name] for name in names if name in credentials), 'client.id')}"
 
@@ -270,6 +273,6 @@ def _cloud(container: str, key: str) -> Cloud:
         advice={
             "AuthenticationFailed": f"check {key}, and the clock of this machine",
             "AuthorizationFailure": f"check {key}; the firewall of the account may refuse this address",
-            "SnapshotsPresent": "a blob with snapshots stays; delete those first",
+            "SnapshotsPresent": "a blob with snapshots is not deleted; delete the snapshots first",
         },
     )

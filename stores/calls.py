@@ -1,4 +1,4 @@
-"""Calls that end in time, though what they call may hang: each on a thread of its own."""
+"""Calls with a timeout, even if the called function hangs: each runs in a separate thread."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _MOST = 16
 
 
 class HangingError(TimeoutError):
-    """A call has not ended in its time, or too many others have not."""
+    """A call did not finish in time, or too many earlier calls are still running."""
 
 
 class Calls:
-    """Leaves a call that hangs to itself. Several threads may use one object.
+    """Abandons calls that hang. Several threads may use one object.
 
-    At most 16 calls hang at a time; while they do, no other is begun.
+    While 16 calls hang, no other is started.
     """
 
     def __init__(self) -> None:
@@ -28,12 +28,12 @@ class Calls:
         """The result of `call`.
 
         Raises:
-            HangingError: it has not ended within `timeout_ms`.
+            HangingError: it did not finish within `timeout_ms`.
             BaseException: what `call` raised.
         """
         with self._lock:
             if self._hanging >= _MOST:
-                raise HangingError(f"is not called: {self._hanging} calls before it have not ended")
+                raise HangingError(f"skipped: {self._hanging} earlier calls are still running")
         results: list[_T] = []
         errors: list[BaseException] = []
         left: list[bool] = []  # not empty once the caller waits no longer

@@ -1,4 +1,4 @@
-"""What the stores in Google's and Microsoft's cloud have in common. Requests go by obstore (`stores.cloud_client`)."""
+"""What the stores for Google's and Microsoft's clouds share. obstore sends the requests (`stores.cloud_client`)."""
 
 from __future__ import annotations
 
@@ -32,35 +32,35 @@ def client_keys(start: str, whole: str) -> Sequence[Key]:
         Key(
             f"{start}.prefix",
             "string",
-            f"The beginning of all names, without a slash at either end: `{whole}`.",
+            f"The prefix of all object names, without a slash at either end: `{whole}`.",
             default="",
         ),
         Key(
             f"{start}.connection.timeout.ms",
             "int",
-            "The longest wait for a connection, and for the server to take one MiB of a payload, on the average.",
+            "The maximum time to wait for a connection, and, on average, for the server to accept 1 MiB of a payload.",
             default=5_000,
             minimum=1,
         ),
         Key(
             f"{start}.read.timeout.ms",
             "int",
-            "The longest wait for the next bytes of an answer.",
+            "The maximum time to wait for the next bytes of a response.",
             default=9_000,
             minimum=1,
         ),
         Key(
             f"{start}.retry.attempts",
             "int",
-            "The most attempts of a request, the first one included. Before the second is a pause of up to a second, "
-            "before each later one a pause of up to twice the last, at most 20 seconds.",
+            "The maximum number of attempts of a request, including the first. The pause before the second attempt is "
+            "up to 1 second, and doubles with each attempt, up to 20 seconds.",
             default=3,
             minimum=1,
         ),
         Key(
             f"{start}.max.connections",
             "int",
-            "How many connections are kept open. More threads may call; their connections are closed after use.",
+            "How many idle connections are kept open. Connections beyond this number are closed after use.",
             default=16,
             minimum=1,
         ),
@@ -71,7 +71,7 @@ class CloudStore(BucketStore):
     """One client for all threads, with a pool of connections. No credentials are looked up when it is opened."""
 
     def connect(self, values: Mapping[str, Value | None]) -> None:
-        """See `BucketStore.connect`. A look for credentials may ask the instance's metadata service."""
+        """See `BucketStore.connect`. The search for credentials may ask the instance's metadata service."""
         self._client = self.client(values)
 
     @abstractmethod
@@ -80,7 +80,7 @@ class CloudStore(BucketStore):
 
     @abstractmethod
     def delete_found(self, found: Found, path: str) -> bool:
-        """Deletes an object as it was found, and no other that has its name by now.
+        """Deletes an object if it is still the one that was found, not one that has replaced it.
 
         Returns:
             Whether the service keeps what was deleted as an old version.
@@ -93,10 +93,10 @@ class CloudStore(BucketStore):
 
     @abstractmethod
     def delete_key(self, key: str, path: str) -> None:
-        """Deletes whatever object has this name; may raise PayloadNotFoundError where there is none."""
+        """Deletes the object of this name, whichever it is; may raise PayloadNotFoundError if there is none."""
 
     def times(self, values: Mapping[str, Value | None]) -> Times:
-        """The times of requests that the keys say."""
+        """The configured timeouts of requests."""
         from stores.cloud_client import Times
 
         connect_ms, read_ms, attempts = (
@@ -157,8 +157,8 @@ class CloudStore(BucketStore):
     def check(self, *, writing: bool = True, topic: str | None = None) -> None:
         """See `Check.check`: puts a probe and removes it, or gets a payload that never exists.
 
-        The probe stays where the caller may not remove it. Each has a name of its own: Google takes about one put of a
-        name a second, and Azure may keep what it has.
+        If the caller may not remove the probe, it stays. Each probe has a different name: Google accepts about one put
+        of a name per second, and Azure may refuse to replace a blob.
         """
         if not writing:
             absent = self.root.probe(topic)

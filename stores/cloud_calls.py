@@ -1,9 +1,9 @@
-"""Calls of a store, each within a time, and again after errors that may pass.
+"""Calls of a store with a deadline and with retries after transient errors.
 
-The functions of obstore that block know no deadline for a call with its retries, so each attempt has a thread of its
-own, which is left alone when its time is over; it ends with the time-outs of its connection. The functions of obstore
-for an event loop could be cancelled, but a process that ends soon after one of them ends by SIGABRT, one time in five
-(obstore 0.12.1, Python 3.11): its threads then ask for an interpreter that is no more.
+obstore's blocking functions have no deadline for a call including its retries. Each attempt therefore runs in a
+separate thread, which is abandoned at the deadline and ends with the timeouts of its connection. obstore's async
+functions could be cancelled, but a process that exits soon after one of them is killed by SIGABRT one time in five
+(obstore 0.12.1, Python 3.11), because its threads then use an interpreter that no longer exists.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LONGEST_PAUSE_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """How long calls take at most, and how often they are tried.
+    """How long calls may take, and how often they are tried.
 
     Attributes:
         seconds: the longest time of a call, with its retries and the pauses between them.
@@ -77,7 +77,7 @@ class Calls:
         if number >= self.attempts or not (isinstance(exc, LateError) or self.may_pass(exc)):
             return None
         longest = min(_FIRST_PAUSE_S * 2 ** min(number, 10), _LONGEST_PAUSE_S)
-        # Those who failed together must not come again together.
+        # Calls that failed together must not be retried together.
         pause = longest * random.uniform(0.5, 1)  # noqa: S311  (no secret)
         return None if time.monotonic() + pause >= deadline else pause
 
@@ -85,7 +85,7 @@ class Calls:
 def _left(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
-        raise LateError("no answer came in the time allowed")
+        raise LateError("no response within the time allowed")
     return left
 
 
@@ -104,7 +104,7 @@ def _within(attempt: Callable[[float], _T], seconds: float) -> _T:
     except FutureTimeoutError:
         if done.done():
             raise  # it is the attempt's own
-        raise LateError(f"no whole answer came in {seconds:,.1f} s") from None
+        raise LateError(f"no complete response within {seconds:,.1f} s") from None
 
 
 _first_process: int | None = None
@@ -116,7 +116,7 @@ def _check_process() -> None:
         _first_process = os.getpid()
     elif _first_process != os.getpid():
         raise PayloadStoreError(
-            "obstore has threads, which no forked process has, so the stores gcs and azure cannot be used in a process "
-            f"that was forked (from {_first_process}) after their first use: fork before it, or start processes by "
-            "spawn or forkserver"
+            "obstore uses threads, which a forked process does not inherit, so the stores gcs and azure cannot be used "
+            f"in a process that was forked (from {_first_process}) after their first use; fork before that, or use "
+            "the start method spawn or forkserver"
         )

@@ -26,7 +26,7 @@ FAILURES = (BaseError, LateError, OSError)
 
 
 class ChangedError(Exception):
-    """What was looked at is no longer there: its name has another object."""
+    """The object was replaced after it was looked up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ class CloudClient:
             if found:
                 if found[-1].key == last:
                     raise PayloadStoreError(
-                        f"{self._cloud.name} list {path} failed: the server gives the same page again: check "
+                        f"{self._cloud.name} list {path} failed: the server returned the same page again; check "
                         f"{self._cloud.endpoint_key}",
                         key=self._cloud.endpoint_key,
                     )
@@ -200,7 +200,7 @@ class CloudClient:
             yield found
 
     def folders(self, prefix: str, path: str) -> Sequence[str]:
-        """The folders below `prefix`, all together.
+        """The common prefixes below `prefix`, all in memory.
 
         Raises:
             PayloadStoreError: see `stores.cloud_errors.translated`.
@@ -212,7 +212,7 @@ class CloudClient:
         return self.call(folders, "list", path)
 
     def delete(self, key: str, path: str) -> None:
-        """Deletes an object, whatever it is by now.
+        """Deletes an object, even if it has been replaced.
 
         Raises:
             PayloadStoreError: see `stores.cloud_errors.translated`.
@@ -224,7 +224,7 @@ class CloudClient:
         self.call(delete, "delete", path)
 
     def signed(self, method: Any, key: str, path: str, lasting: timedelta) -> str:
-        """A URL that allows a request for this object, of whoever has it: a secret.
+        """A presigned URL: anyone who has it can send this request for the object, so it is a secret.
 
         Raises:
             PayloadStoreError: see `stores.cloud_errors.translated`.

@@ -18,16 +18,16 @@ _CODES = re.compile(r'<Code>([A-Za-z0-9]{1,100})</Code>|"reason": ?"([A-Za-z0-9]
 _SAID = re.compile(r'<Message>(.*?)</Message>|"message": ?"(.*?)"', re.DOTALL)
 _DETAILS = re.compile(r"<Details>(.*?)</Details>", re.DOTALL)  # Google's, which name the permission
 _RIGHT = re.compile(r"does not have (storage\.\w+\.\w+) access")
-_HELD = re.compile(r"under active .{0,40}hold", re.IGNORECASE)  # of Google's JSON interface, without a code of its own
+_HELD = re.compile(r"under active .{0,40}hold", re.IGNORECASE)  # of Google's JSON API, which has no code for it
 _CAUSE = re.compile(r'message: "([^"]{1,200})"|(InvalidCertificate\(\s*\w+)|(InvalidContentType)|kind: (Timeout)')
 
 _STATUSES_THAT_MAY_PASS = frozenset(
     {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS, *range(500, 600)} - {HTTPStatus.NOT_IMPLEMENTED}
 )
-# What is told without a status: an answer came, but none of this service.
-_NO_ANSWER_OF_ITS_OWN = re.compile(
+# Messages without a status: there was a response, but not one of this service.
+_FOREIGN_ANSWER = re.compile(
     r"(ETag Header missing|Last-Modified Header missing|Content-Length Header missing|invalid list response|"
-    r"invalid last modified|invalid content length|Unable to extract metadata|is no answer)",
+    r"invalid last modified|invalid content length|Unable to extract metadata|is not an answer)",
     re.IGNORECASE,
 )
 _TOKEN = re.compile(
@@ -40,7 +40,7 @@ _SETTLED = ("InvalidCertificate", "InvalidContentType")  # TLS that fails so wil
 
 @dataclass(frozen=True, slots=True)
 class Cloud:
-    """The words of one cloud.
+    """The names and error codes of one cloud.
 
     Attributes:
         name: of the service, for messages.
@@ -79,14 +79,14 @@ class Cloud:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error as far as it can be told from its text.
+    """An error, as far as its text shows it.
 
     Attributes:
         status: the HTTP status; 0 if there was no answer.
         code: the service's word for the error; empty if it has none.
         text: what happened, in a line that is safe for a terminal.
         settled: whether TLS failed so that it will fail again.
-        foreign: whether the answer was none of the service.
+        foreign: whether the response did not come from the service.
         token: whether it was about credentials, not about payloads.
         right: the permission that the service says is missing; empty if it does not say.
     """
@@ -101,9 +101,9 @@ class Failure:
 
     @classmethod
     def of(cls, exc: BaseException) -> Failure:
-        """Takes apart what obstore says. A part that it does not have is empty."""
-        told, _, debug = str(exc).partition(_DEBUG)
-        found = _STATUS.search(told)
+        """Parses the message of an obstore error. Parts that it lacks are empty."""
+        message, _, debug = str(exc).partition(_DEBUG)
+        found = _STATUS.search(message)
         body = found[2] if found else ""
         code = _first(_CODES.search(body))
         said = " ".join(filter(None, (_first(_SAID.search(body)), _first(_DETAILS.search(body)))))
@@ -112,16 +112,16 @@ class Failure:
         if status:
             text = f"HTTP {status} ({code or 'no code'}): {said}" if code or said else f"HTTP {status} without a code"
         else:
-            # Of the whole, what stands behind the URL.
-            text = told.rpartition(" - ")[2].rpartition(": GET ")[2].strip()
+            # The part after the URL.
+            text = message.rpartition(" - ")[2].rpartition(": GET ")[2].strip()
             text = f"{type(exc).__name__}: {text}{f' ({cause[0]})' if cause[0] else ''}"
         return cls(
             status,
             code,
             printable(text, _TEXT_CHARACTERS),
-            settled=cause[0] in _SETTLED or _FINAL.search(told) is not None,
-            foreign=not status and _NO_ANSWER_OF_ITS_OWN.search(told) is not None,
-            token=_TOKEN.match(told) is not None,
+            settled=cause[0] in _SETTLED or _FINAL.search(message) is not None,
+            foreign=not status and _FOREIGN_ANSWER.search(message) is not None,
+            token=_TOKEN.match(message) is not None,
             right=_first(_RIGHT.search(said)),
         )
 
@@ -187,19 +187,19 @@ def _of_object(failure: Failure, operation: str, path: str, cloud: Cloud) -> Pay
     if failure.right and failure.right == cloud.unlisted and operation.endswith((" get", " head")):
         return PayloadNotFoundError(path)
     if failure.code in cloud.kept or (failure.status == HTTPStatus.FORBIDDEN and _HELD.search(failure.text)):
-        return KeptError(f"{start}; a retention policy or a hold keeps it")
+        return KeptError(f"{start}; a retention policy or a hold protects it")
     if failure.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE or failure.code == "EntityTooLarge":
-        return PayloadUnfitError(f"{start}; the service, or a proxy before it, takes no body of this size")
+        return PayloadUnfitError(f"{start}; the service, or a proxy before it, does not accept a body of this size")
     return None
 
 
 def _hint(failure: Failure, cloud: Cloud) -> str:
     if failure.foreign or (failure.status and not failure.code):
-        return f"; this is not how {cloud.name} answers: check {cloud.endpoint_key}, and any proxy before it"
+        return f"; not a response of {cloud.name}: check {cloud.endpoint_key}, and any proxy before it"
     if "InvalidContentType" in failure.text:
-        return f"; there is no TLS at this port: begin {cloud.endpoint_key} with http://, or correct the port"
+        return f"; the server does not use TLS on this port: use http:// in {cloud.endpoint_key}, or correct the port"
     if "object with invalid path" in failure.text:
-        return "; somebody else has put it there, and obstore lists no such name: delete it, or use another prefix"
+        return "; Wideload did not write it, and obstore cannot list such a name: delete it, or use another prefix"
     advice = cloud.advice.get(failure.code)
     return f"; {advice}" if advice else ""
 

@@ -1,4 +1,4 @@
-"""Requests to a cloud's REST interface, for what obstore cannot ask: a delete with a condition, a bucket's rules."""
+"""Requests to a cloud's REST API for what obstore does not support: conditional deletes, and a bucket's rules."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class Rest:
             body: sent as JSON.
 
         Raises:
-            RestError: there was no answer, or it is no success.
-            LateError: it did not come in time.
+            RestError: there was no response, or it is an error.
+            LateError: it did not arrive in time.
         """
         request = requests.Request(
             method,
@@ -156,5 +156,5 @@ def _received(answer: requests.Response) -> bytes:
         pieces.append(piece)
         size += len(piece)
         if size > _ANSWER_BYTES:
-            raise RestError(f"the answer is longer than {_ANSWER_BYTES:,} bytes, which is no answer of this service")
+            raise RestError(f"the response exceeds {_ANSWER_BYTES:,} bytes, so it is not an answer of this service")
     return b"".join(pieces)

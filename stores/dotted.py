@@ -8,7 +8,7 @@ from transforms.errors import ConfigurationError
 
 
 def parts(name: str) -> tuple[str, str] | None:
-    """Module and attribute of a dotted path; None if `name` is no dotted path."""
+    """Module and attribute of a dotted path; None if `name` is not a dotted path."""
     module, separator, attribute = name.partition(":") if ":" in name else name.rpartition(".")
     well_formed = all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
     return (module, attribute) if separator and well_formed else None
@@ -34,7 +34,7 @@ def resolve(key: str, name: str, path: tuple[str, str]) -> object:
         raise ConfigurationError(
             key,
             f"found {name!r}, but module {module_name} cannot be imported ({type(exc).__name__}: {exc}); "
-            "install it, or set PYTHONPATH to the folder that it is in",
+            "install it, or set PYTHONPATH to the directory that contains it",
         ) from exc
     for part in attribute.split("."):
         found = getattr(found, part, None)

@@ -1,4 +1,4 @@
-"""The keys of encrypted payloads: their names in the configuration, and the keyring that is made of them."""
+"""The properties for encrypted payloads, and the keyring that is built from them."""
 
 from __future__ import annotations
 
@@ -26,48 +26,48 @@ ENCRYPTION_KEYS: Sequence[Key] = (
     Key(
         TYPE_NAME,
         "string",
-        "How payloads are encrypted before they go to the store. A reader needs only the key: the records say how "
-        "they are encrypted (docs/reference-messages.md). Needs the extra `encryption`.",
+        "How payloads are encrypted before they are written to the store. A reader needs only the key: the records "
+        "say how they are encrypted (docs/reference-messages.md). Requires the extra `encryption`.",
         default="none",
         allowed=("none", CIPHER),
     ),
     Key(
         KEY_NAME,
         "string",
-        "The key that wraps the data key of each payload: 64 hex digits at random (`openssl rand -hex 32`), the same "
-        "for all writers and readers of a topic. Without it, nobody reads the payloads again.",
+        "The key that wraps the data key of each payload: 64 random hex digits (`openssl rand -hex 32`), the same "
+        "for all writers and readers of a topic. If it is lost, the payloads cannot be decrypted.",
         secret=True,
     ),
     Key(
         KEY_ID_NAME,
         "string",
-        "The name of this key in the records, by which readers find it: 1 to 64 characters of `[a-zA-Z0-9._-]`. "
-        "Another key needs another name.",
+        "The name of this key, which is written to the records so that readers find the key: 1 to 64 characters of "
+        "`[a-zA-Z0-9._-]`. Each key needs a different name.",
     ),
     Key(
         PREVIOUS_NAME,
         "list",
-        "Older keys, each as `ID:KEY`, with which payloads are still decrypted.",
+        "Older keys that are used for decryption only, each as `ID:KEY`.",
         secret=True,
     ),
     Key(
         KMS_KEY_NAME,
         "string",
-        "In place of a key in the configuration: the ARN of a key of AWS KMS, `arn:aws:kms:REGION:ACCOUNT:key/ID`. "
-        "Writers need `kms:GenerateDataKey`, readers `kms:Decrypt`; credentials come from AWS's own chain. Needs the "
-        "extra `s3` too.",
+        "The ARN of an AWS KMS key, instead of a key in the configuration: `arn:aws:kms:REGION:ACCOUNT:key/ID`. "
+        "Writers need `kms:GenerateDataKey`, readers `kms:Decrypt`. The credentials come from AWS's default provider "
+        "chain. Also requires the extra `s3`.",
     ),
     Key(
         KMS_PREVIOUS_NAME,
         "list",
-        "ARNs of older keys of AWS KMS, with which payloads are still decrypted.",
+        "ARNs of older AWS KMS keys that are used for decryption only.",
     ),
-    Key(KMS_ENDPOINT_NAME, "string", "The URL of AWS KMS, if it is not AWS's own for the region in the ARN."),
+    Key(KMS_ENDPOINT_NAME, "string", "The URL of AWS KMS, if it is not the default one of the region in the ARN."),
     Key(
         KMS_REUSE_NAME,
         "int",
-        "How many payloads may share one call of KMS. Each payload has a data key of its own in any case; with more "
-        "than 1, several of these are wrapped by one key that KMS has made, for 5 minutes at most.",
+        "How many payloads may share one call of KMS. Each payload has a different data key in any case; with a value "
+        "above 1, several data keys are wrapped by one key from KMS, for at most 5 minutes.",
         default=1,
         minimum=1,
         maximum=1_000_000,
@@ -77,7 +77,7 @@ ENCRYPTION_KEYS: Sequence[Key] = (
 
 
 def keyring_of(config: Mapping[str, Any]) -> Keyring | None:
-    """The keyring of a configuration; None if it has no key of encryption.
+    """The keyring of a configuration; None if it has no encryption key.
 
     Raises:
         ConfigurationError: see `EncryptionSettings.of`.
@@ -86,11 +86,11 @@ def keyring_of(config: Mapping[str, Any]) -> Keyring | None:
 
 
 def open_keyring(settings: EncryptionSettings | None, timeout_ms: int) -> Keyring | None:
-    """The keyring of settings; None if there are none. Makes no request.
+    """The keyring of settings; None if there are none. Sends no request.
 
     Args:
         settings: of a writer or a reader.
-        timeout_ms: the longest time of a call to the service of the keys.
+        timeout_ms: the maximum time of a call to the key service.
 
     Raises:
         ConfigurationError: a package is missing.

@@ -1,8 +1,8 @@
 """The embedded default: one file for each payload, `<root>/<topic>/<id>`, on a disk that writers and readers share.
 
-A payload is written to a temporary file in the same folder and then renamed, so a reader sees all of it or nothing. The
-names of temporary files begin with `~`, which no id does, so `list` skips them. A crash leaves them behind. They may be
-deleted when no writer is running, or when they are older than any put can take.
+A payload is written to a temporary file in the same directory and then renamed, so a reader sees all of it or nothing.
+The names of temporary files begin with `~`, which no id does, so `list` skips them. After a crash they remain. They may
+be deleted when no writer is running, or when they are older than any put can take.
 
 References come from records that anyone may write. A path is checked as text first (`stores.root`), and the last two
 segments are then opened without following symbolic links, so a link below the root leads nowhere either. Links above
@@ -43,8 +43,8 @@ _FOLDER_MODE = 0o750
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _UNFINISHED = "~"
 
-# These errors stay until somebody acts. All others (a full disk, a lost network mount, too many open files) may pass by
-# themselves, and the record is not at fault, so the caller waits.
+# These errors are permanent. All others (a full disk, a lost network mount, too many open files) may be transient and
+# are not caused by the record, so the caller waits.
 _FINAL = frozenset({errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG})
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
@@ -52,22 +52,22 @@ _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 class FilesystemStore(Store):
     """Paths are `file://<root>/<topic>/<id>`, the root absolute, resolved and percent-encoded.
 
-    A put is durable when it returns: file, folder and, for a new topic, the folder above are flushed.
+    A put is durable when it returns: file, directory and, for a new topic, the parent directory are flushed.
     """
 
     KEYS: ClassVar[Sequence[Key]] = (
         Key(
             "filesystem.root",
             "string",
-            "The folder of the payloads; it is created if it is missing. Symbolic links in it are resolved at start. "
-            "The result is part of every reference, so writers and readers must see the same path.",
+            "The directory of the payloads. It is created if it does not exist. Symbolic links in its path are "
+            "resolved at start. The result is part of every reference, so writers and readers must use the same path.",
             default=REQUIRED,
         ),
         Key(
             "filesystem.fsync",
             "boolean",
-            "Whether a payload is flushed to the disk before its reference is sent. Otherwise a power cut can lose "
-            "payloads of references that were sent.",
+            "Whether a payload is flushed to the disk before its reference is sent. If not, a power failure can lose "
+            "payloads whose references were already sent.",
             default=True,
         ),
     )
@@ -75,11 +75,11 @@ class FilesystemStore(Store):
     def open(self, values: Mapping[str, Value | None]) -> None:
         found = cast("str", values["filesystem.root"])
         if not found:
-            raise ConfigurationError("filesystem.root", "is empty, allowed is a folder")
+            raise ConfigurationError("filesystem.root", "is empty, allowed is a directory")
         try:
             self._folder = Path(found).expanduser().resolve()
         except (ValueError, RuntimeError, OSError) as exc:
-            raise ConfigurationError("filesystem.root", f"found {found!r}, allowed is a folder: {exc}") from None
+            raise ConfigurationError("filesystem.root", f"found {found!r}, allowed is a directory: {exc}") from None
         self._fsync = cast("bool", values["filesystem.fsync"])
         self.root = Root(f"file://{quote(os.fsencode(self._folder)).rstrip('/')}/")
         # Two threads may both find the root missing or a topic new: to make and flush it twice does no harm.
@@ -109,7 +109,7 @@ class FilesystemStore(Store):
                 piece = os.read(file, missing)
                 if not piece:
                     raise PayloadStoreError(
-                        f"payload {full_path} ended {missing:,} bytes early: it was cut while being read",
+                        f"payload {full_path} ended {missing:,} bytes early: it was truncated while being read",
                         retriable=True,
                     )
                 pieces.append(piece)
@@ -175,7 +175,7 @@ class FilesystemStore(Store):
                     pass
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing: no resources are held."""
 
     def _make_root(self) -> None:
         missing = [folder for folder in (self._folder, *self._folder.parents) if not folder.exists()]
@@ -188,11 +188,11 @@ class FilesystemStore(Store):
 
     @contextlib.contextmanager
     def _opened_root(self) -> Iterator[int]:
-        """The open root. If it is missing, a mount is gone; that does not mean that payloads are not found."""
+        """The open root. A missing root means an unmounted file system, not that payloads do not exist."""
         try:
             root = os.open(self._folder, _FOLDER_FLAGS)
         except FileNotFoundError as exc:
-            raise PayloadStoreError(f"there is no folder {self._folder}; is it mounted?", retriable=True) from exc
+            raise PayloadStoreError(f"directory {self._folder} does not exist; is it mounted?", retriable=True) from exc
         try:
             self._check_mount(root)
             yield root
@@ -200,14 +200,14 @@ class FilesystemStore(Store):
             os.close(root)
 
     def _check_mount(self, root: int) -> None:
-        """Refuses the empty folder that remains when a file system is unmounted; payloads in it would be hidden later.
+        """Refuses the empty mount point that an unmount leaves; payloads in it would be hidden by the next mount.
 
         Raises:
             PayloadStoreError: the root was the mount point of another file system, and no longer is.
         """
         is_mount = os.stat("..", dir_fd=root).st_dev != os.fstat(root).st_dev
         if self._is_mount and not is_mount:
-            raise PayloadStoreError(f"nothing is mounted on {self._folder} any more", retriable=True)
+            raise PayloadStoreError(f"the file system on {self._folder} is no longer mounted", retriable=True)
         self._is_mount = is_mount
 
     @contextlib.contextmanager
@@ -249,7 +249,7 @@ class FilesystemStore(Store):
         """A payload, open for reading, and its status.
 
         Raises:
-            ReferenceRefusedError: it is not below the root, or not a regular file: a link, a folder, a pipe.
+            ReferenceRefusedError: it is not below the root, or not a regular file: a link, a directory, a pipe.
             PayloadNotFoundError: it is not there.
         """
         topic, object_id = self.root.split(full_path)
@@ -336,7 +336,7 @@ def _create(folder: int) -> tuple[int, str]:
 
 
 def _discard(folder: int, file: int, name: str) -> None:
-    # Neither may hide what the write has failed with: a disk that fails, or turns read-only, fails here again.
+    # Neither may hide the error of the write: a disk that fails, or becomes read-only, fails here again.
     with contextlib.suppress(OSError):
         os.close(file)
     with contextlib.suppress(OSError):

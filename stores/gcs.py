@@ -1,7 +1,7 @@
 """Payloads in Google Cloud Storage: `gs://<bucket>/<prefix>/<topic>/<id>`.
 
-Objects are put, read and looked at by obstore, through the XML interface. Through the JSON interface a delete names the
-generation that was looked at, and rules are read and set, since obstore can do neither; and objects are listed.
+obstore puts, reads and looks up objects, through the XML API. Deletes that name the generation that was looked up, and
+reading and setting lifecycle rules, use the JSON API, since obstore supports neither; so does listing.
 
 The permissions needed are storage.objects.create, .get and .list; storage.objects.delete, which an overwriting put
 needs too; and for lifecycle rules storage.buckets.get and .update.
@@ -40,7 +40,7 @@ __all__ = ["GcsStore"]
 
 _GOOGLE = "https://storage.googleapis.com"
 _KMS_KEY = re.compile(r"projects/[^/\s]+/locations/[^/\s]+/keyRings/[^/\s]+/cryptoKeys/[^/\s]+")
-_NONE = "none"  # in the place of a token: obstore always sends one with a put
+_NONE = "none"  # instead of a token: obstore always sends one with a put
 
 
 class GcsStore(CloudStore):
@@ -50,42 +50,40 @@ class GcsStore(CloudStore):
     START: ClassVar[str] = "gcs"
     CONTAINER: ClassVar[str] = "bucket"
     CONTAINER_NAME: ClassVar[re.Pattern[str]] = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
-    CONTAINER_ALLOWED: ClassVar[str] = (
-        "3 to 222 lower-case letters, digits, '.', '_' and '-', a letter or a digit at both ends"
-    )
+    CONTAINER_ALLOWED: ClassVar[str] = "3 to 222 characters a-z, 0-9, '.', '_' and '-', a-z or 0-9 at both ends"
 
     KEYS: ClassVar[Sequence[Key]] = (
         Key("gcs.bucket", "string", "The bucket. It must exist.", default=REQUIRED),
         Key(
             "gcs.endpoint",
             "string",
-            "The URL of a server other than Google's: an emulator, or a private endpoint. `http://` needs "
+            "The URL of a server other than Google's: an emulator, or a private endpoint. `http://` requires "
             "`gcs.anonymous`.",
         ),
         Key(
             "gcs.credentials.file",
             "string",
-            "A file with credentials in JSON: a service account, workload identity federation, an impersonation. "
-            "Default: Google's application default credentials, which are `GOOGLE_APPLICATION_CREDENTIALS`, gcloud's, "
-            "and the service account of the machine or, with GKE's workload identity, of the pod.",
+            "A JSON file with credentials: a service account, workload identity federation, or impersonation. "
+            "Default: Google's application default credentials, which are `GOOGLE_APPLICATION_CREDENTIALS`, those of "
+            "gcloud, and the service account of the machine or, with GKE's workload identity, of the pod.",
         ),
         Key(
             "gcs.credentials.json",
             "string",
-            "The same JSON itself, for instance as `${env:GCS_KEY}`.",
+            "The content of such a file, for instance as `${env:GCS_KEY}`.",
             secret=True,
         ),
         Key(
             "gcs.anonymous",
             "boolean",
-            "Whether no credentials are sent, as an emulator wants it.",
+            "Whether to send requests without credentials, as emulators require.",
             default=False,
         ),
         Key(
             "gcs.kms.key",
             "string",
-            "The key of Cloud KMS that encrypts what is put, as `projects/P/locations/L/keyRings/R/cryptoKeys/K`. If "
-            "it is not set, the bucket's own default counts.",
+            "The Cloud KMS key that encrypts each object, as `projects/P/locations/L/keyRings/R/cryptoKeys/K`. "
+            "Default: that of the bucket.",
         ),
         *client_keys("gcs", "gs://bucket/prefix/topic/id"),
     )
@@ -99,14 +97,16 @@ class GcsStore(CloudStore):
         endpoint = check_endpoint("gcs.endpoint", cast("str | None", values["gcs.endpoint"]) or _GOOGLE)
         plain = endpoint.startswith("http://")
         if file is not None and text is not None:
-            raise ConfigurationError("gcs.credentials.json", "cannot stand beside gcs.credentials.file")
+            raise ConfigurationError("gcs.credentials.json", "cannot be combined with gcs.credentials.file")
         if anonymous and not (file is None and text is None):
-            raise ConfigurationError("gcs.anonymous", "found true, though there are credentials beside it")
+            raise ConfigurationError(
+                "gcs.anonymous", "found true, which cannot be combined with gcs.credentials.file or .json"
+            )
         if plain and not anonymous:
             raise ConfigurationError(
                 "gcs.endpoint",
-                "begins with http://, and whoever is on the way could take the token; use https://, or set "
-                "gcs.anonymous = true for an emulator",
+                "begins with http://, so the token could be intercepted; use https://, or set gcs.anonymous = true "
+                "for an emulator",
             )
         if kms is not None and not _KMS_KEY.fullmatch(kms):
             raise ConfigurationError(
@@ -156,7 +156,7 @@ class GcsStore(CloudStore):
         return CloudClient(reader, writer, times, _cloud(bucket), self._ready)
 
     def check(self, *, writing: bool = True, topic: str | None = None) -> None:
-        """See `CloudStore.check`. A reader that may not list the bucket may pass though it may not read, either."""
+        """See `CloudStore.check`. For a reader that may not list the bucket it may pass, although it may not read."""
         from stores.cloud_errors import Failure
 
         try:
@@ -165,7 +165,7 @@ class GcsStore(CloudStore):
             failure = None if writing or exc.__cause__ is None else Failure.of(exc.__cause__)
             if failure is None or failure.code != "AccessDenied" or failure.token:
                 raise
-            # Google refuses a missing object like one that may not be read, unless the caller may list the bucket.
+            # Unless the caller may list the bucket, Google refuses a missing object like one that may not be read.
             try:
                 next(self.found_below(self._key(self.root.probe(topic))), None)
             except PayloadStoreAccessError:
@@ -173,7 +173,7 @@ class GcsStore(CloudStore):
             raise
 
     def pages_below(self, prefix: str) -> Iterator[Sequence[Found]]:
-        """See `CloudStore.pages_below`. obstore would end with an error at names as others may have, such as `a//b`."""
+        """See `CloudStore.pages_below`. obstore fails at names that others may have written, such as `a//b`."""
         from stores.cloud_client import Found
 
         for page in self._listed(prefix, {"fields": "nextPageToken,items(name,size,updated,generation)"}):
@@ -208,7 +208,7 @@ class GcsStore(CloudStore):
             former, more = more, {"pageToken": str(page["nextPageToken"])}
             if more == former:
                 raise PayloadStoreError(
-                    f"GCS list {path} failed: the server gives the same page again: check gcs.endpoint",
+                    f"GCS list {path} failed: the server returned the same page again; check gcs.endpoint",
                     key="gcs.endpoint",
                 )
 
@@ -221,7 +221,7 @@ class GcsStore(CloudStore):
         from stores.cloud_client import ChangedError
 
         if found.version is None:
-            raise PayloadStoreError(f"GCS delete {path} failed: the server gives it no generation", key="gcs.endpoint")
+            raise PayloadStoreError(f"GCS delete {path} failed: the server returns no generation", key="gcs.endpoint")
         try:
             self._sent("delete", path, "DELETE", f"/o/{quote(found.key, safe='')}", {"generation": found.version})
         except PayloadNotFoundError:
@@ -267,12 +267,12 @@ class GcsStore(CloudStore):
 
     @contextlib.contextmanager
     def _as_gcs_answers(self, operation: str, path: str) -> Iterator[None]:
-        """Whatever cannot be read is no answer of Google's, but for instance a web page."""
+        """Reports a response that cannot be read: it is not Google's, but for instance a web page."""
         try:
             yield
         except (ValueError, OverflowError, TypeError, KeyError, AttributeError, RecursionError) as exc:
             raise PayloadStoreError(
-                f"GCS {operation} {path} failed: this is not how GCS answers: check gcs.endpoint and what is before it",
+                f"GCS {operation} {path} failed: not a response of GCS; check gcs.endpoint and any proxy before it",
                 retriable=True,
                 key="gcs.endpoint",
             ) from exc

@@ -1,7 +1,7 @@
 """The expiry rules of a Google bucket: those that affect payloads, and the project's own for each topic.
 
-A rule has no name there. The project's own is the one that deletes by age, with the topic's prefix as its only other
-condition. A change names the metageneration that was read, so nothing that somebody else wrote meanwhile is lost.
+Google's rules have no names. Wideload's is the one that deletes by age and has the topic's prefix as its only other
+condition. A change names the metageneration that was read, so no concurrent change is lost.
 
 Source: Cloud Storage, "Object Lifecycle Management" and the JSON interface's "Buckets: patch".
 """
@@ -16,7 +16,7 @@ from transforms.errors import PayloadStoreError
 
 Send = Callable[..., Mapping[str, Any]]
 
-# Payloads have no time of their own, and a rule for what is no longer live leaves them alone.
+# Payloads have no custom time, and a rule for noncurrent objects does not affect them.
 _NEVER_MET = {
     "customTimeBefore",
     "daysSinceCustomTime",
@@ -58,7 +58,7 @@ def reaching(prefix: str, rules: Sequence[Mapping[str, Any]]) -> Sequence[Expiry
         found.append(
             ExpiryRule(
                 id=f"rule {number} of the bucket",
-                # Without an age it deletes at once.
+                # Without an age it deletes immediately.
                 days=days if days is not None else None if date else 0,
                 date=date,
                 whole=below and not narrowing and not unknown,
@@ -108,12 +108,12 @@ class GcsLifecycle:
             return False
         metageneration = bucket.get("metageneration")
         if not isinstance(metageneration, str):
-            raise PayloadStoreError("GCS set-rules failed: the server gives no metageneration; nothing was changed")
+            raise PayloadStoreError("GCS set-rules failed: the server returns no metageneration; nothing was changed")
         body = {"lifecycle": {"rule": wanted} if wanted else None}
         after = self._send("set-rules", "PATCH", {"ifMetagenerationMatch": metageneration}, body)
         if _rules(after) != wanted:
             raise PayloadStoreError(
-                "GCS set-rules failed: the rules are not as they were written; look at them, and try again",
+                "GCS set-rules failed: the rules differ from those that were written; check them, and try again",
                 retriable=True,
             )
         return True
@@ -126,7 +126,7 @@ def _rules(bucket: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     lifecycle = bucket.get("lifecycle") or {}
     rules = lifecycle.get("rule", []) if isinstance(lifecycle, dict) else None
     if not isinstance(rules, list) or not all(_is_rule(rule) for rule in rules):
-        raise PayloadStoreError("GCS get-rules failed: the rules are not written as GCS writes them")
+        raise PayloadStoreError("GCS get-rules failed: the rules do not have the form of GCS's")
     return rules
 
 

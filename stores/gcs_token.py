@@ -87,10 +87,10 @@ class Tokens:
         """Takes the values of `gcs.credentials.file` and `gcs.credentials.json`, of which one at most is set.
 
         Raises:
-            ConfigurationError: they are no credentials.
+            ConfigurationError: they are not credentials.
         """
         made = cls(functools.partial(_described, file, text), request_seconds)
-        made._described()  # what is wrong is said now
+        made._described()  # reports errors now
         return made
 
     def ready(self, deadline: float) -> None:

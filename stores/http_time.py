@@ -92,9 +92,9 @@ def time_left() -> float:
 
 
 def apart(calls: Calls, call: Callable[[], _T]) -> _T:
-    """The result of `call`, on another thread that has the deadline of this one, and is left alone after it.
+    """The result of `call`, which runs in another thread with this one's deadline, and is abandoned after it.
 
-    For what has no bound of its own: names, each address of a host, programs.
+    For what has no timeout: name resolution, trying each address of a host, programs.
 
     Args:
         calls: bounds how many hang at a time.
@@ -167,7 +167,7 @@ class _Received(io.RawIOBase):
             count = self._raw.readinto(buffer)
         self._left -= count or 0
         if self._left < 0:
-            raise LateError(f"the answer is longer than {self._most:,} bytes, as no answer of this service is")
+            raise LateError(f"the response exceeds {self._most:,} bytes, so it is not an answer of this service")
         return count
 
     def close(self) -> None:
@@ -207,9 +207,9 @@ class TimedConnection(urllib3.connection.HTTPConnection):
     response_class: Any = Answer
 
     def connect(self) -> None:
-        """See `http.client`. All of it is in time: names, each address of a host, a proxy's tunnel, TLS.
+        """See `http.client`. The deadline covers name resolution, each address of a host, a proxy's tunnel, and TLS.
 
-        No time-out ends a look-up of a name, and each address has a time-out of its own, so it runs on another thread.
+        Name resolution has no timeout, and each address has a separate one, so this runs in another thread.
         """
         try:
             return apart(_connecting[self.host], super().connect)

@@ -12,7 +12,7 @@ from transforms.errors import ConfigurationError, shown
 from transforms.masking import HIDDEN
 
 OURS = "large.message."
-"""Names that begin so are ours, whatever class may have keys of its own."""
+"""Names with this prefix are reserved for Wideload, also if a custom class has properties."""
 
 Value = str | int | float | bool | list[str]
 Kind = Literal["string", "int", "bytes", "float", "boolean", "list"]
@@ -136,8 +136,8 @@ class Key:
         if type(text) is str and (match := _PLACEHOLDER.search(text)):
             raise ConfigurationError(
                 self.name,
-                f"found ${{{match[1]}:…}}, which is filled in only in the worker's file and in options that say so; "
-                "give the text itself, for instance from os.environ",
+                f"found ${{{match[1]}:…}}, which is replaced only in the worker's file and in options whose help says "
+                "so; pass the value itself, for instance from os.environ",
             )
 
     def _type(self) -> str:
@@ -155,7 +155,7 @@ class Key:
 
 
 def _size(text: str) -> int | None:
-    """The bytes that a text such as `64KiB` says; None if it has no number and unit, or is no whole number of bytes."""
+    """The bytes of a text such as `64KiB`; None if it lacks number or unit, or is not a whole number of bytes."""
     match = _SIZE.fullmatch(text.strip())
     if match is None or match[3] not in _UNITS:
         return None

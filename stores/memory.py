@@ -26,7 +26,7 @@ class MemoryStore(Store):
         Key(
             "memory.name",
             "string",
-            "Stores of one process with the same name share their payloads. Letters, digits, `.`, `_` and `-`.",
+            "Stores of one process with the same name share their payloads. 1 to 249 characters of `[a-zA-Z0-9._-]`.",
             default="default",
         ),
     )

@@ -22,8 +22,8 @@ def publish(
 ) -> Reference:
     """Writes the payload to the store, below `topic`, and returns the reference to it.
 
-    An encrypted payload has a data key of its own, each time that it is published. So it is another object each time,
-    whether named by digest or at random, and a reference is only made once its own object is stored.
+    Each time that a payload is published encrypted, it gets a new data key, and is therefore a new object, whether it
+    is named by digest or at random. A reference is only created after its object was stored.
 
     Args:
         store: an open store.

@@ -28,7 +28,7 @@ STORE_NAMES: Sequence[str] = tuple(_BUILT_IN)
 def open_store(config: Mapping[str, object], *, bounded: bool = False) -> PayloadStore:
     """The store that `large.message.payload.store.class` names, configured with all other keys. Makes no request.
 
-    If the configuration is no file, it may hold the class itself.
+    A configuration that was not read from a file may contain the class itself.
 
     Args:
         config: the keys.
@@ -36,7 +36,7 @@ def open_store(config: Mapping[str, object], *, bounded: bool = False) -> Payloa
             Built-in stores end by themselves.
 
     Raises:
-        ConfigurationError: there is no such class, it is no store, or its keys are wrong.
+        ConfigurationError: there is no such class, it is not a store, or its properties are wrong.
     """
     rest = dict(config)
     name = rest.pop(STORE_CLASS, None)
@@ -150,5 +150,5 @@ def _instance(cls: type, name: str) -> object:
         return cls()
     except Exception as exc:
         raise ConfigurationError(
-            STORE_CLASS, f"{name} cannot be made without arguments ({type(exc).__name__}: {exc})"
+            STORE_CLASS, f"{name} cannot be instantiated without arguments ({type(exc).__name__}: {exc})"
         ) from exc

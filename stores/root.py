@@ -2,7 +2,7 @@
 
 A path is never decoded, resolved or normalized. It is below the root if it begins with the root's own characters and
 the rest is a topic, a slash and an id, both of `[a-zA-Z0-9._-]`. So `..`, `%2e%2e`, an encoded slash, a query, a NUL
-and any other trick of a forged reference are refused without a rule of their own.
+and any other trick of a forged reference are refused without a separate rule.
 
 Payloads of bakdata's kafka-large-message-serde, `<root>/<topic>/values/<id>` or `keys`, can only be read: a store never
 makes, lists or deletes such paths.
@@ -40,7 +40,7 @@ def check_prefix(name: str, prefix: str) -> str:
             name, f"found {prefix!r}, allowed are names with a slash between them, none empty, '.' or '..'"
         )
     if len(prefix.encode(errors="surrogatepass")) > _LONGEST_PREFIX:
-        raise ConfigurationError(name, f"is too long; allowed are {_LONGEST_PREFIX} bytes of the 1,024 for a name")
+        raise ConfigurationError(name, f"is too long; allowed are {_LONGEST_PREFIX} of the 1,024 bytes of a name")
     return prefix
 
 
@@ -60,7 +60,7 @@ class Root:
     """Where a store keeps its payloads.
 
     Attributes:
-        uri: scheme, authority and folders, with a slash at the end: `s3://bucket/prefix/`, `file:///root/`.
+        uri: scheme, authority and path, with a slash at the end: `s3://bucket/prefix/`, `file:///root/`.
     """
 
     uri: str
@@ -74,7 +74,7 @@ class Root:
         return f"{self.uri}{check_object_id(topic)}/{check_object_id(object_id)}"
 
     def probe(self, topic: str | None, tail: str = "") -> str:
-        """A path beside the payloads of a topic, or beside all topics, where no payload can be.
+        """A path next to the payloads of a topic, or next to all topics, where no payload can be.
 
         Permissions may be given for the payloads of a topic alone.
         """

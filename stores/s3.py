@@ -1,7 +1,7 @@
 """Payloads in a bucket: `s3://<bucket>/<prefix>/<topic>/<id>`. Only this and `stores.s3_*` know boto3.
 
-S3 itself promises what `PayloadStore` promises: a put is atomic and durable when it returns, and every later read sees
-it. The permissions needed are s3:PutObject to write, s3:GetObject to read and, for the sweep, s3:DeleteObject, all
+S3 itself guarantees what `PayloadStore` requires: a put is atomic and durable when it returns, and every later read
+sees it. The permissions needed are s3:PutObject to write, s3:GetObject to read and, for the sweep, s3:DeleteObject, all
 below the prefix, and s3:ListBucket. Without the last one S3 answers 403 instead of 404 for a missing payload.
 """
 
@@ -59,81 +59,80 @@ class S3Store(BucketStore):
     START: ClassVar[str] = "s3"
     CONTAINER: ClassVar[str] = "bucket"
     CONTAINER_NAME: ClassVar[re.Pattern[str]] = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{2,254}")
-    CONTAINER_ALLOWED: ClassVar[str] = "3 to 255 letters, digits, '.', '_' and '-'"
+    CONTAINER_ALLOWED: ClassVar[str] = "3 to 255 characters a-z, A-Z, 0-9, '.', '_' and '-', not '.', '_' or '-' first"
 
     KEYS: ClassVar[Sequence[Key]] = (
         Key("s3.bucket", "string", "The bucket. It must exist.", default=REQUIRED),
         Key(
             "s3.prefix",
             "string",
-            "The beginning of all object keys, without a slash at either end: `s3://bucket/prefix/topic/id`.",
+            "The prefix of all object keys, without a slash at either end: `s3://bucket/prefix/topic/id`.",
             default="",
         ),
         Key(
             "s3.endpoint",
             "string",
-            "The URL of an S3 server other than Amazon's, with a path if it stands below one. Default: "
+            "The URL of an S3 server other than Amazon's, including its path if it has one. Default: "
             "`AWS_ENDPOINT_URL`.",
         ),
-        Key("s3.region", "string", "The region of the bucket. Default: AWS's own settings."),
+        Key("s3.region", "string", "The region of the bucket. Default: that of AWS's configuration."),
         Key(
             "s3.access.key",
             "string",
-            "The access key; needs `s3.secret.key`. Default: AWS's own chain of environment, profile, web identity "
-            "and instance metadata.",
+            "The access key; requires `s3.secret.key`. Default: AWS's default provider chain (environment, profile, "
+            "web identity, instance metadata).",
         ),
         Key("s3.secret.key", "string", "The secret key that belongs to `s3.access.key`.", secret=True),
         Key("s3.session.token", "string", "The session token of temporary keys.", secret=True),
         Key(
             "s3.path.style",
             "boolean",
-            "Whether the bucket is in the path of a URL, instead of in its host name. Default: yes if `s3.endpoint` "
-            "is set.",
+            "Whether the bucket is part of the URL's path instead of its host name. Default: yes if `s3.endpoint` is "
+            "set.",
         ),
         Key(
             "s3.connection.timeout.ms",
             "int",
-            "The longest wait for a connection, and for the server to accept the next MiB of a payload.",
+            "The maximum time to wait for a connection, and for the server to accept the next MiB of a payload.",
             default=5000,
             minimum=1,
         ),
         Key(
             "s3.read.timeout.ms",
             "int",
-            "The longest wait for the response, after the end of a request.",
+            "The maximum time to wait for the response after a request was sent.",
             default=9_000,
             minimum=1,
         ),
         Key(
             "s3.retry.attempts",
             "int",
-            "The most attempts of a request, the first one included. Before the second attempt is a pause of up to a "
-            "second, before each later one a pause of up to twice the last, at most 20 seconds (botocore's `standard` "
-            "mode), and up to 5 more if the server asks for it. A payload whose body is cut is asked for again too, "
-            "if the rest of `large.message.store.timeout.ms` is long enough for it.",
+            "The maximum number of attempts of a request, including the first. The pause before the second attempt is "
+            "up to 1 second, and doubles with each attempt, up to 20 seconds (botocore's `standard` mode); the server "
+            "may request up to 5 seconds more. A download whose body is truncated is also retried, if the rest of "
+            "`large.message.store.timeout.ms` allows it.",
             default=3,
             minimum=1,
         ),
         Key(
             "s3.sse",
             "string",
-            "The encryption at rest that each put asks for. If it is not set, the bucket's own default counts.",
+            "The server-side encryption that each put requests. Default: that of the bucket.",
             allowed=("AES256", "aws:kms", "aws:kms:dsse"),
         ),
         Key("s3.sse.kms.key.id", "string", "The KMS key of `s3.sse`. Default: the account's key for S3."),
         Key(
             "s3.payload.signing",
             "boolean",
-            "`true`: the signature of a put covers the payload, also over TLS, and the put has a CRC-32, which the "
-            "server compares. `false`: neither. Both cost more CPU than sending the payload. The reference has a "
-            "SHA-256 in any case, and TLS protects the transfer. By default the signature covers the payload if the "
-            "endpoint is `http://`, without TLS. A bucket that requires a checksum, as with Object Lock, gets one in "
-            "any case.",
+            "`true`: the signature of a put covers the payload, also over TLS, and the put has a CRC-32 that the "
+            "server verifies; both cost more CPU than sending the payload. `false`: neither. Default: `true` if the "
+            "endpoint is `http://`. The reference has a SHA-256 in any case, TLS protects the transfer, and a bucket "
+            "that requires a checksum, as with Object Lock, always gets one.",
         ),
         Key(
             "s3.max.connections",
             "int",
-            "How many connections are kept open. More threads may call; their connections are closed after use.",
+            "How many idle connections are kept open. Connections beyond this number are closed after use.",
             default=16,
             minimum=1,
         ),
@@ -188,16 +187,16 @@ class S3Store(BucketStore):
         return info("HeadObject", full_path, response, "ContentLength"), response.get("VersionId")
 
     def delete(self, full_path: str) -> None:
-        """See `Delete.delete`. In a bucket with versions this leaves a delete marker, as S3 has it."""
+        """See `Delete.delete`. In a versioned bucket, S3 leaves a delete marker."""
         self.root.split(full_path)
         with contextlib.suppress(PayloadNotFoundError), self._translated("DeleteObject", full_path):
             self._client.delete_object(Bucket=self._container, Key=self._key(full_path))
 
     def delete_unchanged(self, payloads: Iterable[PayloadInfo]) -> Iterator[Removal]:
-        """See `DeleteUnchanged.delete_unchanged`: about a third of a second between the looks and the removal.
+        """See `DeleteUnchanged.delete_unchanged`: about a third of a second passes between look-up and removal.
 
-        In a bucket with versions the version is removed that was looked at, so what is published meanwhile stays.
-        Without the right to remove versions, a delete marker is left.
+        In a versioned bucket the version that was looked up is removed, so a concurrently published one stays. Without
+        permission to remove versions, a delete marker is left.
         """
         return self._removal.delete_unchanged((self._checked(payload) for payload in payloads), self._key)
 
@@ -208,11 +207,11 @@ class S3Store(BucketStore):
             yield from (folder.get("Prefix", "") for folder in page.get("CommonPrefixes", ()))
 
     def found_below(self, prefix: str) -> Iterator[Iterable[PayloadInfo]]:
-        """See `BucketStore.found_below`; without what can be no payload."""
+        """See `BucketStore.found_below`; skips objects that cannot be payloads."""
         paginator = self._client.get_paginator("list_objects_v2")
         for page in self._pages(paginator.paginate(Bucket=self._container, Prefix=prefix)):
             found = ((f"{self._container_uri}{item.get('Key', '')}", item) for item in page.get("Contents", ()))
-            # What is no payload need not say its size and its date.
+            # Objects that are not payloads may lack size and date.
             yield (info("ListObjectsV2", path, item, "Size") for path, item in found if self.root.holds(path))
 
     def check(self, *, writing: bool = True, topic: str | None = None) -> None:
@@ -242,7 +241,7 @@ class S3Store(BucketStore):
             refusal = exc.__cause__
             if not isinstance(refusal, ClientError) or code(refusal) != "AccessDenied" or named_right(refusal):
                 raise
-            # S3 refuses a missing object like one that may not be read, unless the caller may list the bucket.
+            # Unless the caller may list the bucket, S3 refuses a missing object like one that may not be read.
             with self._translated("HeadBucket", path):
                 try:
                     self._client.head_bucket(Bucket=self._container)
@@ -280,7 +279,7 @@ class S3Store(BucketStore):
 def _receive(stream: HTTPResponse, path: str, size: int | None, max_bytes: int) -> bytes:
     if size is not None and size > max_bytes:
         raise PayloadTooLargeError(path, size, max_bytes)
-    # As newer botocore has it. Else urllib3 raises first what is raised below, in words of its own.
+    # As in newer versions of botocore. Otherwise urllib3 raises its own error before the one below.
     stream.enforce_content_length = False
     pieces: list[bytes] = []
     received = 0

@@ -1,8 +1,8 @@
-"""Payloads of S3, tried again where the body is cut, within the attempts and the time of a call.
+"""Downloads from S3 with retries after a truncated body, within the attempts and the deadline of a call.
 
-botocore tries a request again until it has the head of the answer; the body is read behind that. So the body is read
-here inside of each attempt, by an event that botocore has for whoever knows better when to try again. There is one
-count of attempts for head and body.
+botocore retries a request only until it has the head of the response; the body is read later. Here the body is read
+within each attempt, in the event that botocore emits to ask whether to retry. Head and body therefore share one count
+of attempts.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ class Bodies:
         caught_exception: Exception | None,
         **_: object,
     ) -> float | None:
-        """Reads the body of an answer. Gives the seconds until the next attempt; None leaves it to botocore."""
+        """Reads the body of a response. Returns the seconds until the next attempt; None leaves it to botocore."""
         call = self._calls.call
-        if call is None:  # whoever asks does not want the body
+        if call is None:  # the caller does not need the body
             return None
         longest = longest_pause(attempts)
         late = time.monotonic() + longest + ASKED_PAUSE_S + self._attempt_seconds > call.deadline

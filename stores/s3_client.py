@@ -50,7 +50,7 @@ def open_client(values: Mapping[str, Value | None], seconds: float) -> S3Client:
         ("s3.session.token", "s3.access.key", token, access),
     ):
         if value and not partner:
-            raise ConfigurationError(name, f"needs {other} beside it")
+            raise ConfigurationError(name, f"also requires {other}")
     endpoint = cast("str | None", values["s3.endpoint"])
     if endpoint is not None:
         endpoint = checked_endpoint(endpoint, cast("str", values["s3.bucket"]))
@@ -67,7 +67,7 @@ def open_client(values: Mapping[str, Value | None], seconds: float) -> S3Client:
         user_agent_extra="wideload",
     )
     try:
-        # A session of its own: the default one may not be used by two threads at once.
+        # A separate session: two threads may not use the default one simultaneously.
         session, credentials = open_session()
         session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_timestamp)
         client = boto3.session.Session(botocore_session=session).client(

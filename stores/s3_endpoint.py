@@ -30,11 +30,11 @@ def checked_endpoint(endpoint: str, bucket: str = "", of: str = "") -> str:
     if not (is_valid_endpoint_url(checked) or is_valid_ipv6_endpoint_url(checked)):
         raise ConfigurationError(
             _KEY,
-            f"{found}, whose host name boto3 does not accept; allowed are ASCII letters, digits, '.', and '-' between "
-            "them, but no '_': give the host another name, or use its IP address",
+            f"{found}, whose host name boto3 does not accept; allowed are the characters a-z, A-Z, 0-9, '.', and '-' "
+            "between them, but not '_': use another host name, or its IP address",
         )
     if bucket and urlsplit(checked).path == f"/{bucket}":
-        raise ConfigurationError(_KEY, f"{found}, which has the bucket in it; leave {bucket} to s3.bucket alone")
+        raise ConfigurationError(_KEY, f"{found}, which contains the bucket; set {bucket} only in s3.bucket")
     return checked
 
 

@@ -86,21 +86,21 @@ _DENIED = frozenset(
 
 _TEXT_CHARACTERS = 1_000
 
-_NO_TLS = "; there is no TLS at this port: begin s3.endpoint with http://, or correct the port"
+_NO_TLS = "; the server does not use TLS on this port: use http:// in s3.endpoint, or correct the port"
 _REDIRECTED = "the bucket is elsewhere: change s3.region or s3.endpoint"
 
 _ADVICE: Mapping[str, str] = {
     "403": "check the credentials and the permissions",
-    "413": "a proxy before the S3 server takes no body of this size (nginx: client_max_body_size)",
+    "413": "a proxy before the S3 server does not accept a body of this size (nginx: client_max_body_size)",
     "AuthorizationHeaderMalformed": "check s3.region",
-    "ExpiredToken": "the session of s3.session.token has expired: set a new one and restart, or leave the keys to "
-    "AWS's own chain, which renews them",
+    "ExpiredToken": "the session of s3.session.token has expired: set a new one and restart, or use "
+    "AWS's default provider chain, which renews credentials",
     "IllegalLocationConstraintException": "check s3.region",
     "InvalidAccessKeyId": "check s3.access.key",
-    "NoSuchKey": "check s3.endpoint; the bucket is no part of it",  # where nobody has asked for an object
+    "NoSuchKey": "check s3.endpoint; it must not contain the bucket",  # in response to a request for no object
     "RequestExpired": "set the clock of this machine",
     "RequestTimeTooSkewed": "set the clock of this machine",
-    "XAdminUserNotFound": "check s3.access.key",  # versitygw's word for it
+    "XAdminUserNotFound": "check s3.access.key",  # versitygw's code
     "SignatureDoesNotMatch": "check s3.secret.key and s3.region",
 }
 

@@ -153,9 +153,9 @@ class _AskingConnection(TimedConnection):
                 raise http.client.RemoteDisconnected("the connection was closed in the answer to Expect: 100-continue")
             got += piece
         if _SUCCESS.match(got, end) and not self._empty:
-            raise _UnsentError("the server reports success, though not a byte of the payload was sent")
+            raise _UnsentError("the server reports success, although no byte of the payload was sent")
         self._refused = end == 0
-        # The server may take what comes next for the body that it has been promised, so nothing else is sent to it.
+        # The server may read what comes next as the announced body, so nothing else is sent on this connection.
         self.response_class = functools.partial(Answer, start=got[end:], last=self._refused)
 
 

@@ -1,7 +1,7 @@
 """The expiry rules of a bucket: the rules that affect payloads, and the project's own rule for each topic.
 
-S3 has one document of rules for a bucket, and a put replaces it. So a change reads the document, edits its text, puts
-it and reads it again; every other rule goes back as the same bytes. With boto3's parsed rules instead of the text,
+A bucket has one lifecycle configuration, and a put replaces it. A change therefore reads the XML, edits its text, puts
+it and reads it again; all other rules are written back byte for byte. With boto3's parsed rules instead of the text,
 elements that boto3 does not know would be lost, such as MinIO's `DelMarkerExpiration`, and dates would get the local
 time zone.
 
@@ -47,7 +47,7 @@ _ELEMENT = re.compile(rb"<(?:\w[\w.-]*:)?(\w[\w.-]*)")
 _NAME = b"LifecycleConfiguration"
 _EMPTY = b'<LifecycleConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/">' + _END
 
-_LONGEST_TOPIC = 200  # of the 255 characters of an ID, beside `wideload-`, a dash and the digest
+_LONGEST_TOPIC = 200  # of the 255 characters of an ID; the rest is `wideload-`, a dash and the digest
 _SETTLE_S = 10.0  # a bucket's settings are eventually consistent
 _PAUSE_S = 0.5
 
@@ -55,7 +55,7 @@ _PAUSE_S = 0.5
 def own_id(prefix: str) -> str:
     """The ID of the project's rule for the keys that begin with `prefix`: `wideload-<topic>-<digest of the prefix>`.
 
-    The digest tells apart equal topics below two prefixes of one bucket.
+    The digest distinguishes topics of the same name below two prefixes of one bucket.
     """
     topic = prefix.rstrip("/").rpartition("/")[2][:_LONGEST_TOPIC]
     return f"wideload-{topic}-{hashlib.sha256(prefix.encode()).hexdigest()[:8]}"
@@ -104,17 +104,17 @@ def _filter(rule: Mapping[str, Any]) -> tuple[str, Sequence[str], Sequence[str]]
 
 
 def with_own_rule(document: bytes, prefix: str, days: int | None) -> bytes | None:
-    """The document with the project's rule for `prefix` set to `days`, or without it; the rest is unchanged.
+    """The configuration with the project's rule for `prefix` set to `days`, or without it; the rest is unchanged.
 
     Returns:
         None if no rule is left.
 
     Raises:
-        ValueError: the document has another form than S3's.
+        ValueError: the XML does not have the form of S3's.
     """
     rules = _RULE.findall(document)
     if document.count(b"<Rule") != len(rules) or document.count(_END) != 1:
-        raise ValueError("the rules are not written as S3 writes them")
+        raise ValueError("the rules do not have the form of S3's")
     old = next((rule for rule in rules if _is_own(rule, prefix)), None)
     new = b"" if days is None else _own_rule(prefix, days)
     if old is not None:
@@ -146,7 +146,7 @@ def _own_rule(prefix: str, days: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The rules of a bucket: as text, as boto3 parses them, and the default beside them that a put must repeat."""
+    """The rules of a bucket: as text, as boto3 parses them, and the default size that a put must repeat."""
 
     document: bytes
     rules: Sequence[Mapping[str, Any]]

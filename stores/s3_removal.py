@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import DeleteObjectsOutputTypeDef, ObjectIdentifierTypeDef
 
-# S3 takes 1,000 keys in a request. An object that is published again between its HeadObject and this request is lost,
-# so fewer are better: with 250 objects, 16 at once and 20 ms each, that time is a third of a second.
+# S3 accepts 1,000 keys in a request. An object that is published again between its HeadObject and this request is lost,
+# so smaller groups are better: with 250 objects, 16 in parallel and 20 ms each, that time is a third of a second.
 _BATCH = 250
 
 
@@ -47,7 +47,7 @@ class S3Removal:
         bucket: its name.
         head: what there is at a path, as `Stat.stat` gives it, and its version in a bucket that keeps them.
         translated: translates the errors of an operation for a path, and bounds its time.
-        threads: how many calls of `head` run at once.
+        threads: how many calls of `head` run in parallel.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class S3Removal:
             return self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects})
 
     def _remove_one(self, payload: PayloadInfo, key: str) -> Removal:
-        """Removes a payload by a request of its own."""
+        """Removes a payload with a separate request."""
         version = self._look(payload)
         if isinstance(version, Removal):
             return version

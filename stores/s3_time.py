@@ -56,6 +56,6 @@ def _end(
     except LateError:
         late = True
     if late:
-        # botocore hides it in an error of its own.
+        # botocore wraps it in another error.
         hidden = getattr(caught_exception, "kwargs", {}).get("error")
         raise hidden if isinstance(hidden, LateError) else caught_exception or ClientError(answer, operation.name)

@@ -1,7 +1,8 @@
-"""The interfaces of payload stores: the seed's, and the optional capabilities.
+"""The interfaces of payload stores: `PayloadStore` of KIP-1159, and the optional capabilities.
 
-Source: seed 000, "PayloadStore". `PayloadStore` is all that a user's own class needs. The other protocols are one
-capability each; a function requires only those that it uses.
+Source: <https://cwiki.apache.org/confluence/display/KAFKA/KIP-1159%3A+Large+message+reference+based+Serializer>. A
+custom class needs `PayloadStore` only. Each of the other protocols is one capability; a function requires only those
+that it uses.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ COMMON_KEYS: Sequence[Key] = (
 
 
 class PayloadStore(Protocol):
-    """The seed's interface. Calls block and come from several threads at once.
+    """The interface of KIP-1159. Calls block, and several threads make them simultaneously.
 
     If the store fails, every method raises a `PayloadStoreError` with `retriable` set, and no other error.
     A topic is 1 to 249 characters of `[a-zA-Z0-9._-]`, as in Kafka; any other raises `ValueError`.
@@ -184,7 +185,7 @@ class Delete(Protocol):
     """Removes payloads."""
 
     def delete(self, full_path: str) -> None:
-        """Removes one payload. A missing one is no error, so a sweep can be repeated.
+        """Removes one payload. A missing payload is not an error, so a sweep can be repeated.
 
         Raises:
             ReferenceRefusedError: the path is not below the store's root.
@@ -198,7 +199,7 @@ class List(Protocol):
     def list(self, topic: str | None = None) -> Iterator[PayloadInfo]:
         """Every payload, or every payload of one topic, in any order; page by page, never all in memory.
 
-        Foreign objects below the root (unfinished writes, nested folders) are skipped.
+        Foreign objects below the root (unfinished writes, nested directories) are skipped.
         """
 
 
@@ -246,7 +247,7 @@ class ListTopics(Protocol):
     """Lists the topics that have payloads, without listing the payloads."""
 
     def topics(self) -> Iterator[str]:
-        """The name of each topic folder below the root, in any order; a folder may be empty."""
+        """The name of each topic's directory below the root, in any order; a directory may be empty."""
 
 
 @runtime_checkable
@@ -287,7 +288,7 @@ class Lifecycle(Protocol):
 
 
 class Store(Put, Get, Check, ABC):
-    """The base of the project's stores: keys, ids, and the seed's methods in terms of `put` and `get`.
+    """The base of the built-in stores: properties, ids, and KIP-1159's methods in terms of `put` and `get`.
 
     A subclass defines `KEYS`, `open` (which sets `root`), `put`, `get`, `check` and `close`.
 

@@ -42,7 +42,7 @@ _NOT_THEIRS = {key.name for key in (*SIGNING_KEYS, *ENCRYPTION_KEYS)}
 
 
 def missing_methods(cls: type) -> Sequence[str]:
-    """The required methods of the seed's interface that `cls` lacks."""
+    """The methods required by `PayloadStore` that `cls` lacks."""
     return [name for name in _REQUIRED if not callable(getattr(cls, name, None))]
 
 
@@ -90,7 +90,7 @@ class UserStore:
         values = read(COMMON_KEYS, config)
         max_bytes = values["large.message.max.bytes"]
         assert isinstance(max_bytes, int)
-        # The tag of an encrypted payload does not count; who has the reference compares exactly (`registry.get`).
+        # The tag of an encrypted payload is added; the exact size is compared where the reference is (`registry.get`).
         encrypted = any(key.name in config for key in ENCRYPTION_KEYS)
         self._max_bytes = max_bytes + (TAG_BYTES if encrypted else 0)
         self._by_digest = values["large.message.id.generator"] == "sha256"

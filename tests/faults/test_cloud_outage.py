@@ -23,7 +23,7 @@ VALUE_BYTES = 150_000
 
 TROUBLES: list[tuple[str, Fault, str]] = [
     ("down", Down(), "refused|sending request|Connect"),
-    ("hang", Hang(), "Timeout|no whole answer|not answered"),
+    ("hang", Hang(), "Timeout|no complete response|not answered"),
     ("busy", Error(503), "SlowDown"),
     ("denied", Error(403, code="AccessDenied"), "AccessDenied"),
     ("cut upload", Cut(100_000, "upload"), "sending request|reset|closed"),

@@ -52,7 +52,7 @@ def test_worker_outlasts_disk_troubles(make_way: Callable[..., Way]) -> None:
     troubles = [
         ("ENOSPC", 'head -c 2000000 /dev/zero > "$0/filler" 2>/dev/null || true', 'rm "$0/filler"'),
         ("EROFS", 'mount -o remount,bind,ro "$1"', 'mount -o remount,bind,rw "$1"'),
-        ("nothing is mounted on", 'umount --lazy "$1"', 'mount --bind "$0" "$1"'),
+        ("is no longer mounted", 'umount --lazy "$1"', 'mount --bind "$0" "$1"'),
     ]
     sent: list[Sent] = []
 

@@ -79,7 +79,7 @@ def check(way: Way, one: WorkerProcess, log: list[dict[str, Any]]) -> None:
     (gave_back,) = said(one, "gave back")
     assert {*gave_back["partitions"], *gave_back["given_back"]} == {f"{way.raw}-0", f"{way.raw}-1"}
     fails = [line for line in log if line["logger"].endswith("kafka.troubles")]
-    assert fails[0]["message"].endswith(f"is tried again: there is no folder {way.folder}/store; is it mounted?")
+    assert fails[0]["message"].endswith(f"is tried again: directory {way.folder}/store does not exist; is it mounted?")
     for line in (fails[0], said(one, "the store fails since 20")[0]):
         assert (line["level"], line["topic"], line["offset"]) == ("WARNING", way.raw, 1)
     stops, again, drained, ended, last = [line for line in log if line not in fails][-5:]

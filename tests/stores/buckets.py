@@ -71,12 +71,12 @@ KINDS = {
             {"s3.bucket": "payloads", "s3.access.key": "AKIASCRIPTED", "s3.secret.key": "the-secret-key"},
         ),
         Kind(
-            "gcs", GcsStore, "gs://payloads/", "GCS put", "GCS get", "NoSuchKey", "this is not how GCS answers",
+            "gcs", GcsStore, "gs://payloads/", "GCS put", "GCS get", "NoSuchKey", "not a response of GCS",
             {"gcs.bucket": "payloads", "gcs.anonymous": True},
         ),
         Kind(
             "azure", AzureStore, "abs://payloads/", "Azure put", "Azure get", "BlobNotFound",
-            "this is not how Azure answers",
+            "not a response of Azure",
             {"azure.container": "payloads", "azure.account.name": "acme", "azure.account.key": AZURE_KEY},
             "/acme",
         ),

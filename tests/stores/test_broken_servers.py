@@ -277,8 +277,8 @@ GOOGLES_PAGE = b"""{"nextPageToken": "again", "items":
 
 @pytest.mark.parametrize(("start", "page"), [("gcs", GOOGLES_PAGE), ("azure", AZURES_PAGE)])
 def test_a_listing_that_goes_round_ends(start: str, page: bytes) -> None:
-    """A server that gives the same page again and again does not hold a sweep for ever; botocore sees to it for S3."""
+    """A server that gives the same page again and again does not hold a sweep forever; botocore sees to it for S3."""
     with scripted_server(answer(page, head=OK)) as server, KINDS[start].opened(server.endpoint) as store:
-        with pytest.raises(PayloadStoreError, match=rf"gives the same page again: check {start}\.endpoint"):
+        with pytest.raises(PayloadStoreError, match=rf"returned the same page again; check {start}\.endpoint"):
             list(store.list())
         assert len(server.requests) <= 2_000  # obstore makes pages of 1,000 of whatever comes

@@ -31,7 +31,7 @@ def test_calls_that_hang() -> None:
     for _ in range(16):
         with pytest.raises(HangingError, match="has not answered for 1 ms"):
             calls.within(1, hang)
-    with pytest.raises(HangingError, match="is not called: 16 calls before it have not ended"):
+    with pytest.raises(HangingError, match="skipped: 16 earlier calls are still running"):
         calls.within(1, hang)
     goes_on.set()
     for _ in range(16):

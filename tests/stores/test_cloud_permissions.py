@@ -179,7 +179,7 @@ def test_a_payload_that_is_kept_gets_a_younger_one_beside_it(made: type[CloudSto
         return refusal if there and request.method in ("PUT", "DELETE") else None
 
     with bucket(made, refuses) as (store, _, _):
-        assert_a_second_put_has_another_name(store, "a retention policy or a hold keeps it")
+        assert_a_second_put_has_another_name(store, "a retention policy or a hold protects it")
 
 
 def test_a_payload_that_is_kept_stays_in_a_sweep() -> None:
@@ -193,7 +193,7 @@ def test_a_payload_that_is_kept_stays_in_a_sweep() -> None:
         listed = PayloadInfo(store.put(*NAME, b"data"), 4, modified)
         (removal,) = store.delete_unchanged([listed])
         assert removal.outcome == "failed"
-        assert "a retention policy or a hold keeps it" in (removal.error or "")
+        assert "a retention policy or a hold protects it" in (removal.error or "")
         assert "Contributor" not in (removal.error or "")
 
 

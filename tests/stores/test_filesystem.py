@@ -87,7 +87,7 @@ def test_two_stores_of_one_root_see_each_other(root: Path, tmp_path: Path) -> No
     assert opened(tmp_path / "." / "root").download(path) == b"shared"
 
 
-@pytest.mark.parametrize(("value", "message"), [("", "is empty"), ("a\0b", "allowed is a folder")])
+@pytest.mark.parametrize(("value", "message"), [("", "is empty"), ("a\0b", "allowed is a directory")])
 def test_a_root_that_is_no_folder_name_is_refused(value: str, message: str) -> None:
     """The mistake is said of its key."""
     with pytest.raises(ConfigurationError, match=message) as caught:

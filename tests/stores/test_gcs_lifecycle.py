@@ -151,7 +151,7 @@ def test_rules_in_another_form_are_refused(lifecycle: object) -> None:
     """What is not written as Google writes it is not judged, and nothing is changed."""
     with scripted_server(_said(lifecycle)) as server, opened(config(server.endpoint)) as store:
         for call in (lambda: store.expiry_rules("orders"), lambda: store.set_expiry("orders", 3)):
-            with pytest.raises(PayloadStoreError, match="as GCS writes them"):
+            with pytest.raises(PayloadStoreError, match="do not have the form of GCS's"):
                 call()
         assert {request.method for request in server.requests} == {"GET"}
 

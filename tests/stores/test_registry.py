@@ -184,7 +184,7 @@ def test_a_placeholder_that_nobody_fills_in_is_refused(key: str, value: object) 
     """In the configuration of a program, `${env:NAME}` would be a key of that very text."""
     config = {STORE_CLASS: "s3", "s3.bucket": "payloads", "s3.access.key": "a", "s3.secret.key": "s", key: value}
     with pytest.raises(
-        ConfigurationError, match=r"\$\{(env|file):…\}, which is filled in only in the worker's file .*os.environ"
+        ConfigurationError, match=r"\$\{(env|file):…\}, which is replaced only in the worker's file .*os.environ"
     ):
         open_store(config)
 
@@ -341,7 +341,7 @@ def test_what_a_class_returns_is_checked() -> None:
         (f"{HERE}.NOT_A_CLASS", "is not a class but a SeedStore"),
         (f"{HERE}.OnlyPublish", "lacks download"),
         ("builtins.dict", "lacks publish and download"),
-        (f"{HERE}.NeedsArguments", "cannot be made without arguments .*bucket"),
+        (f"{HERE}.NeedsArguments", "cannot be instantiated without arguments .*bucket"),
         (f"{HERE}.RefusesConfiguration", r"RefusesConfiguration\.configure raised KeyError: 'my\.key'"),
         ("a..b", "allowed are"),
         ("../../evil", "allowed are"),

@@ -150,7 +150,7 @@ def test_the_key_that_is_wrong_is_blamed(versitygw: S3Server, wrong: dict[str, s
     with opened(config) as store, pytest.raises(PayloadStoreError) as caught:
         store.check()
     assert caught.value.key == blamed
-    assert ("begin s3.endpoint with http://" in str(caught.value)) == (wrong.get("s3.endpoint") == "https")
+    assert ("use http://" in str(caught.value)) == (wrong.get("s3.endpoint") == "https")
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_bad_endpoint_is_quoted(endpoint: str, quoted: str) -> None:
 @pytest.mark.parametrize(
     ("endpoint", "message"),
     [
-        ("http://my_minio:9000", "'http://my_minio:9000', whose host name boto3 does not accept; .* no '_'"),
+        ("http://my_minio:9000", "'http://my_minio:9000', whose host name boto3 does not accept; .* not '_'"),
         ("http://minio-:9000", "'http://minio-:9000', whose host name boto3 does not accept"),
         ("localhost:9000", "'localhost:9000', allowed is http:// or https://, host and port, and perhaps a path"),
         ("http://me:hunter2@localhost:9000", r"'http://\*\*\*@localhost:9000', allowed is"),
@@ -273,7 +273,7 @@ def test_the_bucket_is_no_part_of_the_endpoint() -> None:
     """Such a URL is copied from a browser; the bucket would be asked for twice."""
     endpoint = "http://localhost:9000/payloads/"
     with (
-        pytest.raises(ConfigurationError, match=r"^s3.endpoint: .* leave payloads to s3\.bucket alone"),
+        pytest.raises(ConfigurationError, match=r"^s3.endpoint: .* set payloads only in s3\.bucket"),
         opened({"s3.bucket": "payloads", "s3.endpoint": endpoint}),
     ):
         pass
@@ -655,14 +655,14 @@ def test_encryption_at_rest_is_asked_for(config: dict[str, object], expected: di
         ({"s3.endpoint": "localhost:9000"}, "s3.endpoint", "http:// or https://"),
         ({"s3.endpoint": "http://user:secret@host"}, "s3.endpoint", "http:// or https://"),
         ({"s3.endpoint": "http://host/a b"}, "s3.endpoint", "http:// or https://"),
-        ({"s3.endpoint": "http://ho_st"}, "s3.endpoint", "no '_'"),
+        ({"s3.endpoint": "http://ho_st"}, "s3.endpoint", "not '_'"),
         ({"s3.endpoint": "http://host:port"}, "s3.endpoint", "http:// or https://"),
-        ({"s3.secret.key": None}, "s3.access.key", "needs s3.secret.key"),
-        ({"s3.access.key": None}, "s3.secret.key", "needs s3.access.key"),
+        ({"s3.secret.key": None}, "s3.access.key", "also requires s3.secret.key"),
+        ({"s3.access.key": None}, "s3.secret.key", "also requires s3.access.key"),
         (
             {"s3.access.key": None, "s3.secret.key": None, "s3.session.token": "t"},
             "s3.session.token",
-            "needs s3.access.key",
+            "also requires s3.access.key",
         ),
         ({"s3.secret.key": 12345}, "s3.secret.key", r"found \*\*\*"),
         ({"s3.sse": "aes"}, "s3.sse", "allowed is one of: AES256"),

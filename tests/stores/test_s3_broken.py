@@ -330,7 +330,7 @@ def test_an_answer_without_end_is_bounded(status: int) -> None:
         if status != HTTPStatus.OK:
             called.append(lambda: store.get(path, 9))
         for call in called:
-            with pytest.raises(PayloadStoreError, match=r"the answer is longer than 16,777,2[0-9]{2} bytes"):
+            with pytest.raises(PayloadStoreError, match=r"the response exceeds 16,777,2[0-9]{2} bytes"):
                 call()
 
 

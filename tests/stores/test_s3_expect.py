@@ -158,7 +158,7 @@ def test_a_success_before_the_payload_is_none(start: bytes) -> None:
         return False
 
     with scripted_server(accept, expect=expect) as server, opened(server.config()) as store:
-        with pytest.raises(PayloadStoreError, match="reports success, though not a byte of the payload was") as caught:
+        with pytest.raises(PayloadStoreError, match="reports success, although no byte of the payload was") as caught:
             store.put(*NAME, b"data")
         assert (caught.value.retriable, server.requests) == (True, [])
 

@@ -373,7 +373,7 @@ def test_own_rule_in_literal_bytes() -> None:
 @pytest.mark.parametrize("text", [b"", b"<Error/>", document(b"<Rule a='b'></Rule>"), document() + document()])
 def test_text_that_cannot_be_changed(text: bytes) -> None:
     """What is no document of rules, or is written in another way, is refused."""
-    with pytest.raises(ValueError, match="not written as S3 writes them"):
+    with pytest.raises(ValueError, match="do not have the form of S3"):
         with_own_rule(text, "orders/", 9)
 
 
