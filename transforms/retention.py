@@ -1,8 +1,8 @@
-"""How long payloads must be kept, for the retention of their topic.
+"""How long payloads must be kept, depending on the retention of their topic.
 
-Source: seed 000, "Considerations": a TTL should exceed the topic's retention by 10 to 20 %; payloads of a topic with
-`compact` alone have no TTL. `compact,delete` deletes by age as `delete` does. `retention.bytes` only makes Kafka delete
-earlier, so it needs no longer TTL.
+Source: KIP-1159, "Considerations" (a TTL should exceed the topic's retention by 10 to 20 %; payloads of a topic that is
+only compacted have no TTL). `compact,delete` deletes by age as `delete` does. `retention.bytes` only makes Kafka delete
+earlier, so it does not require a longer TTL.
 """
 
 from __future__ import annotations
@@ -12,25 +12,26 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-FOREVER = -1  # Kafka's word for it, in `retention.ms`
+FOREVER = -1  # in `retention.ms`
 
 LONGEST_HOLD_S = 1_200.0
 """How long the worker holds the reference to a payload that it has stored, behind a record that waits for the store.
 
-A sweep takes a payload without a reference for lost after its grace, which is an hour at least. So what was held for
-longer is stored anew.
+A sweep deletes a payload without a reference after its minimum age, which is at least an hour. Payloads whose reference
+was held for longer than this are therefore stored again.
 """
 
 _DAY_MS = 86_400_000
 _PERCENT, _LEAST_PERCENT, _MOST_PERCENT = 115, 110, 120
-_MOST_DAYS = 2**31 - 1  # of an S3 rule; a retention beyond it is no retention
+_MOST_DAYS = 2**31 - 1  # of an S3 rule; a longer retention counts as unlimited
 
 State = Literal["ok", "missing", "too-short", "too-long", "forbidden", "no-ttl"]
 """The result of a check of a store's expiry rules.
 
 `ok`: payloads are kept a little longer than records. `missing`: no rule deletes them. `too-short`: payloads are deleted
-before their records, or less than 10 % after. `too-long`: they are kept for more than 120 %, which only costs storage.
-`forbidden`: records are kept for ever, but a rule deletes payloads. `no-ttl`: both are kept for ever.
+before their records, or less than 10 % after. `too-long`: they are kept for more than 120 % of the retention and longer
+than recommended, which only costs storage. `forbidden`: records are kept forever, but a rule deletes payloads.
+`no-ttl`: both are kept forever.
 """
 
 _WARNED: frozenset[State] = frozenset({"missing", "too-short", "forbidden", "no-ttl"})
@@ -89,7 +90,7 @@ class Retention:
 
     Attributes:
         topic: its name.
-        retention_ms: its `retention.ms`; -1 for ever.
+        retention_ms: its `retention.ms`; -1 for unlimited.
         cleanup_policy: its `cleanup.policy`.
         segment_ms: its `segment.ms`. A record may stay so much longer, since whole segments are deleted.
     """
@@ -107,14 +108,15 @@ class Retention:
             how = "compacted without delete" if "compact" in policies else "not cleaned up at all"
             return f"is {how} (cleanup.policy={self.cleanup_policy})"
         if self.retention_ms < 0 or _days(self.retention_ms, _MOST_PERCENT) > _MOST_DAYS:
-            return f"keeps records for ever (retention.ms={self.retention_ms})"
+            return f"keeps records forever (retention.ms={self.retention_ms})"
         return None
 
     @property
     def recommended_days(self) -> int | None:
-        """The TTL: `retention.ms` and 15 %, in whole days, as in stores; None if there must be none.
+        """The TTL in whole days, as in stores; None if there must be none.
 
-        It is a day more than `retention.ms` and `segment.ms` together, if that is longer: so long may a record stay.
+        The longer of 115 % of `retention.ms`, and `retention.ms` + `segment.ms` + 1 day: a record may stay in a segment
+        for that long.
         """
         if self.forever:
             return None
@@ -130,8 +132,8 @@ class Retention:
         if self.forever:
             return self._judge_forever(ordered)
         wanted = (
-            f"records of topic {self.topic} stay for {duration_text(self.retention_ms)}, "
-            f"payloads should for {self.recommended_days} d"
+            f"topic {self.topic} keeps records for {duration_text(self.retention_ms)}, "
+            f"so payloads should be kept for {self.recommended_days} d"
         )
         for rule in ordered:
             if self._is_early(rule):
@@ -139,7 +141,7 @@ class Retention:
         earliest = next((rule for rule in ordered if rule.whole), None)
         if earliest is None:
             which = "all payloads" if ordered else "payloads"
-            return Verdict("missing", f"no rule deletes {which}, so they stay for ever; {wanted}")
+            return Verdict("missing", f"no rule deletes {which}, so they stay forever; {wanted}")
         if _age(earliest) > max(_days(self.retention_ms, _MOST_PERCENT), self.recommended_days or 0):
             return Verdict("too-long", f"{_named(earliest)} {_deletes(earliest)}, later than needed; {wanted}")
         return Verdict("ok", f"{_named(earliest)} {_deletes(earliest)}; {wanted}")
@@ -147,11 +149,11 @@ class Retention:
     def _judge_forever(self, rules: Sequence[ExpiryRule]) -> Verdict:
         reason = f"topic {self.topic} {self.forever}, so a TTL must not be used"
         if rules:
-            return Verdict("forbidden", f"{reason}, but {_named(rules[0])} {_deletes(rules[0])}; it must go")
-        return Verdict("no-ttl", f"{reason}: payloads stay until those without a record are swept")
+            return Verdict("forbidden", f"{reason}, but {_named(rules[0])} {_deletes(rules[0])}; remove it")
+        return Verdict("no-ttl", f"{reason}: payloads stay until a sweep deletes those without a record")
 
     def own_days(self, rules: Iterable[ExpiryRule]) -> int | None:
-        """The age for the project's own rule, beside the other rules; None for no own rule.
+        """The age for Wideload's own rule, in addition to the other rules; None for no own rule.
 
         An existing one is never made shorter: another cluster's worker may have set it for the same topic and prefix,
         and the longest retention counts.
@@ -168,15 +170,15 @@ class Retention:
         return self.recommended_days
 
     def notes(self, rules: Iterable[ExpiryRule]) -> Sequence[str]:
-        """Remarks beside the verdict: on rules for tagged payloads, and on records kept longer than `retention.ms`."""
+        """Notes in addition to the verdict: rules for tagged payloads, and records kept longer than `retention.ms`."""
         rules = list(rules)
-        told = [
-            f"{_named(rule)} {_deletes(rule)}, if somebody gives payloads this tag"
+        tagged = [
+            f"{_named(rule)} {_deletes(rule)}, if they have this tag; Wideload sets none"
             for rule in rules
             if rule.tagged and (self.forever or self._is_early(rule))
         ]
         outlived = self.outlived(rules)
-        return told if outlived is None else [*told, outlived]
+        return tagged if outlived is None else [*tagged, outlived]
 
     def outlived(self, rules: Iterable[ExpiryRule]) -> str | None:
         """That records may stay longer than payloads, since Kafka deletes whole segments; None if they do not.
@@ -190,14 +192,14 @@ class Retention:
             return None
         return (
             f"records of topic {self.topic} may stay for up to {duration_text(stay_ms)}: Kafka deletes whole segments, "
-            f"and segment.ms is {duration_text(self.segment_ms)}; readers that start at the beginning may meet "
+            f"and segment.ms is {duration_text(self.segment_ms)}; readers that start at the earliest offset may find "
             f"references without a payload; keep payloads for {self.recommended_days} d, or lower segment.ms to a day"
         )
 
     def margin_s(self, rules: Iterable[ExpiryRule]) -> float | None:
         """How much longer than `retention_ms` payloads stay, in seconds, by the earliest rule that counts for `judge`.
 
-        Minus infinity if a rule deletes payloads whose records stay for ever, or payloads of any age; infinity if none
+        Minus infinity if a rule deletes payloads whose records stay forever, or payloads of any age; infinity if none
         deletes payloads; None if neither is deleted for its age.
         """
         earliest = min((_age(rule) for rule in rules if not rule.tagged), default=None)
@@ -230,9 +232,9 @@ def _deletes(rule: ExpiryRule) -> str:
 
 
 def duration_text(duration_ms: int) -> str:
-    """A duration for people, in its two largest units: `7 d`, `1 d 12 h`, `90 s`, `for ever`."""
+    """A readable duration, in its two largest units: `7 d`, `1 d 12 h`, `90 s`, `forever`."""
     if duration_ms < 0:
-        return "for ever"
+        return "forever"
     parts = []
     rest = duration_ms
     for unit, length in (("d", _DAY_MS), ("h", 3_600_000), ("min", 60_000), ("s", 1000), ("ms", 1)):

@@ -1,7 +1,7 @@
-"""The beginning of a pipeline: where its group goes on, or where it begins if it has committed nothing.
+"""Where a pipeline starts: at the committed offsets of its group, or, if there are none, where the configuration says.
 
-A group that has committed nothing may be that of a new pipeline; or of one that was renamed, and would write all that
-it has written before once more. If the output topic was written to, nobody but the user knows.
+A group without committed offsets may belong to a new pipeline, or to one that was renamed and would write all of its
+records again. If the output topic has records, only the user knows which.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from transforms.errors import ConfigurationError
 RESET = "consumer.auto.offset.reset"
 
 _PATIENCE_S, _LEAST_PATIENCE_S = 5.0, 0.5
-_OURS = "wideload-"  # how groups begin that the configuration does not name
-_AT_ONCE = 50  # groups
+_OURS = "wideload-"  # the prefix of groups that the configuration does not name
+_CONCURRENT = 50  # groups
 _MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """Where the group of a pipeline begins.
+    """Where the group of a pipeline starts.
 
     Attributes:
         group: its id.
-        reset: what the configuration says of partitions without a committed offset; None if it says nothing.
+        reset: the `consumer.auto.offset.reset` of the configuration; None if it is not set.
         left: how many records are behind the committed offsets, and in how many partitions.
         fresh: how many are in partitions without a committed offset, and in how many.
         written: whether the output topic was written to.
@@ -52,7 +52,7 @@ class Beginning:
 
     def __str__(self) -> str:
         known = f"{_counted(*self.left)} {'is' if self.left[0] == 1 else 'are'} left"
-        known = f"group {self.group} goes on at its committed offsets: {known}"
+        known = f"group {self.group} resumes at its committed offsets: {known}"
         if not self.fresh[1]:
             return known
         if self.left[1]:
@@ -62,14 +62,14 @@ class Beginning:
     @property
     def _begins(self) -> str:
         if self.reset == "none":
-            return f"the pipeline stops, as {RESET} is none"
+            return f"the pipeline stops, because {RESET} is none"
         if not self.fresh[0]:
             return "there are no records yet"
-        return f"begins {'behind the last' if self.reset == 'latest' else 'at the first'} of {_counted(*self.fresh)}"
+        return f"starts {'after the last' if self.reset == 'latest' else 'at the first'} of {_counted(*self.fresh)}"
 
     @property
     def doubtful(self) -> bool:
-        """True if records may be written again, and nobody has said that they are to be read."""
+        """True if records may be written again, and the configuration does not say where to start."""
         return not self.left[1] and self.reset is None and self.fresh[0] > 0 and self.written
 
 
@@ -82,7 +82,7 @@ def _partitions(count: int) -> str:
 
 
 class Beginnings:
-    """Finds where the groups of pipelines begin, at a start; all together take some seconds at most.
+    """Finds where the groups of pipelines start; for all of them together this takes some seconds at most.
 
     Args:
         settings: of the file.
@@ -97,19 +97,19 @@ class Beginnings:
     async def find(
         self, connection: AdminClient, pipeline: PipelineSettings, sources: Sequence[Topic], sink: Topic
     ) -> str:
-        """Says where the group of a pipeline begins; also if that cannot be found out.
+        """Describes where the group of a pipeline starts, or why that is not known.
 
         Raises:
             ConfigurationError: it has committed nothing, the output topic was written to, and the configuration does
-                not say where to begin.
+                not say where to start.
         """
         began_s, patience_s = time.monotonic(), max(_LEAST_PATIENCE_S, self._left_s)
         try:
             async with asyncio.timeout(patience_s + _LEAST_PATIENCE_S):
                 found = await _look(connection, pipeline, sources, sink, patience_s)
         except (KafkaError, OSError, TimeoutError) as exc:
-            reason = describe(exc) if isinstance(exc, KafkaError) else "no answer in time"
-            return f"where group {pipeline.group_id} begins is not known: {reason}"
+            reason = describe(exc) if isinstance(exc, KafkaError) else "no response in time"
+            return f"where group {pipeline.group_id} starts is not known: {reason}"
         finally:
             self._left_s -= time.monotonic() - began_s
         if not found.doubtful:
@@ -140,13 +140,13 @@ class Beginnings:
 
 def _doubt(found: Beginning, sink: Topic, former: Sequence[str]) -> str:
     more = f" and {len(former) - _MOST_NAMED:,} more" if len(former) > _MOST_NAMED else ""
-    known = f"offsets of these topics are committed by {', '.join(former[:_MOST_NAMED])}{more}"
+    known = f"groups with committed offsets of these topics: {', '.join(former[:_MOST_NAMED])}{more}"
     return (
         f"is not set; {found}, and output topic {sink.name} was written to before, so records may be written a second "
         "time; if the pipeline was renamed, set group.id to its former group "
-        f"({known if former else 'by default wideload- and the former name'}); if not, or if its topics were created "
-        f'again or its offsets have expired, set {RESET} to "earliest" to read all records, or to "latest" to read '
-        "only new ones"
+        f"({known if former else 'by default wideload- and the former name'}); if not, or if its topics were recreated "
+        f'or its offsets have expired, set {RESET} to "earliest" to read all records, or to "latest" to read only new '
+        "ones"
     )
 
 
@@ -176,7 +176,7 @@ def _places(topics: Sequence[Topic]) -> list[TopicPartition]:
 
 
 async def _groups_of(connection: AdminClient, places: Sequence[TopicPartition], but: Collection[str]) -> Sequence[str]:
-    """The other groups that have committed offsets of these partitions, as far as the user may see them."""
+    """The other groups with committed offsets of these partitions, as far as the user is authorized to see them."""
     wanted = by_topic(places)
 
     async def has_committed(group: str, node: int) -> bool:
@@ -187,8 +187,8 @@ async def _groups_of(connection: AdminClient, places: Sequence[TopicPartition], 
     for broker in (await connection.describe_cluster())["brokers"]:
         node = broker["node_id"]
         ids = [name for name, *_ in (await connection.send(ListGroups(), node)).groups if name not in but]
-        for start in range(0, len(ids), _AT_ONCE):
-            some = ids[start : start + _AT_ONCE]
+        for start in range(0, len(ids), _CONCURRENT):
+            some = ids[start : start + _CONCURRENT]
             committed = await asyncio.gather(*(has_committed(each, node) for each in some))
             found += [each for each, has in zip(some, committed, strict=True) if has]
     return sorted(found, key=lambda group: (not group.startswith(_OURS), group))  # a few of them are named

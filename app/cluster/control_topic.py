@@ -1,4 +1,4 @@
-"""The topic of `control.topic`: made where it is missing, refused where it would forget what it was told."""
+"""The topic of `control.topic`: created if it is missing, refused if it would delete requests."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from transforms.errors import ConfigurationError
 
 CONTROL_KEY = "control.topic"
 CONTROL_CONFIGS: Mapping[str, str] = {"cleanup.policy": "compact"}
-"""The properties with which it is made."""
+"""The properties with which it is created."""
 
 
 async def check_control_topic(settings: Settings, *, create: bool = True) -> None:
-    """Makes the topic if it is missing and `create` is true; nothing is done without the key.
+    """Creates the topic if it is missing and `create` is true; does nothing if `control.topic` is not set.
 
     Raises:
-        ConfigurationError: it has several partitions, or would delete records; or it cannot be made, or not be read,
-            or not be written to by a worker that takes requests.
+        ConfigurationError: it has several partitions, or would delete records; or it cannot be created or read, or not
+            be written to by a worker that accepts requests.
         ClusterError: the cluster did not answer.
     """
     name = settings.control_topic
@@ -37,11 +37,11 @@ async def check_control_topic(settings: Settings, *, create: bool = True) -> Non
             await create_topic(connection, CONTROL_KEY, name, 1, control_replicas(settings.pipelines), CONTROL_CONFIGS)
             found = (await until_known(connection, [name]))[name]
         _check(found)
-        await _check_rights(connection, name, writing=settings.web_control)
+        await _check_permissions(connection, name, writing=settings.web_control)
 
 
-async def _check_rights(connection: AdminClient, name: str, *, writing: bool) -> None:
-    """Without a word where the cluster does not say what the user may do."""
+async def _check_permissions(connection: AdminClient, name: str, *, writing: bool) -> None:
+    """Does nothing if the cluster does not report the user's permissions."""
     try:
         identity = (await identities(connection.send, [name], operations=True)).get(name)
     except KafkaError as exc:
@@ -51,12 +51,14 @@ async def _check_rights(connection: AdminClient, name: str, *, writing: bool) ->
     needed = {Operation.READ: "each worker reads it", Operation.WRITE: "a worker with web.control.enable writes to it"}
     for operation, why in needed.items():
         if operation not in identity.operations and (writing or operation is not Operation.WRITE):
-            right = operation.name.capitalize()
-            raise ConfigurationError(CONTROL_KEY, f"this user may not {right} topic {name}, and {why}; grant {right}")
+            permission = operation.name.capitalize()
+            raise ConfigurationError(
+                CONTROL_KEY, f"this user lacks {permission} on topic {name}, and {why}; grant {permission}"
+            )
 
 
 def control_replicas(pipelines: Sequence[PipelineSettings]) -> int:
-    """The replication factor with which the topic is made."""
+    """The replication factor with which the topic is created."""
     return max(each.replication_factor for each in pipelines)
 
 
@@ -71,5 +73,5 @@ def _check(topic: Topic) -> None:
         raise ConfigurationError(
             CONTROL_KEY,
             f"topic {topic.name} has cleanup.policy={topic.cleanup_policy}, allowed is compact: otherwise a pause "
-            "would be forgotten after retention.ms; use another topic, or set cleanup.policy=compact on this one",
+            "would be lost after retention.ms; use another topic, or set cleanup.policy=compact on this one",
         )

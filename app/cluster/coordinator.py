@@ -34,7 +34,7 @@ _NOT_YET = (CoordinatorNotAvailableError, GroupCoordinatorNotAvailableError, Coo
 
 
 async def check_transactions(connection: AdminClient, pipeline: PipelineSettings) -> None:
-    """Refuses a cluster that does not let an exactly-once pipeline have its transactions.
+    """Refuses a cluster on which an exactly-once pipeline cannot use transactions.
 
     No producer is fenced: whether the user may write with the ids is only known when a transaction begins.
 
@@ -74,12 +74,12 @@ async def check_transactional_ids(
         longest_ms = await _longest_ms(connection)
     except KafkaError as exc:
         more = newer_text(connection.refusals.code)
-        told = f"the transaction coordinator cannot be found: {describe(exc)}{more}"
-        raise ClusterError(told, retriable=bool(exc.retriable)) from exc
+        message = f"the transaction coordinator cannot be found: {describe(exc)}{more}"
+        raise ClusterError(message, retriable=bool(exc.retriable)) from exc
     if longest_ms is not None and timeout_ms > longest_ms:
         raise ConfigurationError(
             TIMEOUT,
-            f"found {timeout_ms:,}, allowed is no more than {_MAX_TIMEOUT} of the brokers, which is {longest_ms:,}",
+            f"found {timeout_ms:,}, allowed is at most {_MAX_TIMEOUT} of the brokers, which is {longest_ms:,}",
         )
 
 
@@ -89,8 +89,8 @@ async def _find_coordinator(connection: AdminClient, name: str, key: str, otherw
         try:
             await connection.find_coordinator(name, _TRANSACTION)
         except TransactionalIdAuthorizationFailed as exc:
-            told = f'found "exactly_once", and the brokers refuse transactional.id {name}: {describe(type(exc)())}'
-            raise ConfigurationError(key, told + otherwise) from exc
+            message = f'found "exactly_once", and the brokers refuse transactional.id {name}: {describe(type(exc)())}'
+            raise ConfigurationError(key, message + otherwise) from exc
         except _NOT_YET as exc:
             if time.monotonic() > deadline:
                 raise ConfigurationError(

@@ -106,10 +106,10 @@ def _given(default: int, found: Iterable[int | None]) -> Sequence[int]:
 def check_notes(pipeline: PipelineSettings, metadata_bytes: int) -> None:
     """Refuses brokers that have no room for the metadata that a pipeline with chunks commits with its offsets.
 
-    Where chunks are not expected, and records may come twice, `inflate` goes on without notes.
+    If chunks are not expected, and records may be duplicated, `inflate` runs without notes.
 
     Raises:
-        ConfigurationError: the longest metadata that they take is too short.
+        ConfigurationError: the longest metadata that they accept is too short.
     """
     needed = pipeline.chunks.expects_chunks or (pipeline.chunks.assembles and pipeline.guarantee.exactly_once)
     if needed and metadata_bytes < LEAST_BYTES:
@@ -127,14 +127,16 @@ async def check_enforced(connection: AdminClient, client: ClientSettings, pipeli
     The broker would answer INVALID_REQUEST, or an error that clients do not know yet, without the name that it means.
 
     Raises:
-        ConfigurationError: it tells of each such name, by its key, and of the broker.
+        ConfigurationError: each such name, with its property, and the broker.
     """
     errors = _over_limit(client, pipeline)
     if not errors:
         return
     enforcing = [number for number, each in (await _all_limits(connection)).items() if each.enforced]
     if enforcing:
-        raise _told(errors, f"broker {enforcing[0]} enforces the limit: its {LIMIT_KEY} is true, and here it is false")
+        raise _enforced_errors(
+            errors, f"broker {enforcing[0]} enforces the limit: its {LIMIT_KEY} is true, and here it is false"
+        )
 
 
 def refused_names(client: ClientSettings, pipeline: PipelineSettings, code: int | None) -> ConfigurationError | None:
@@ -142,16 +144,16 @@ def refused_names(client: ClientSettings, pipeline: PipelineSettings, code: int 
 
     Args:
         client: of the configuration.
-        pipeline: whose names.
+        pipeline: the pipeline of the names.
         code: the error that may mean one of them (`app.kafka.refusals`); None for none.
     """
     if code is None or not (errors := _over_limit(client, pipeline)):
         return None
-    return _told(errors, f"the brokers enforce the limit: they answer {answer_text(code)}")
+    return _enforced_errors(errors, f"the brokers enforce the limit: they answer {answer_text(code)}")
 
 
 def is_over_limit(error: BaseException) -> bool:
-    """Whether an error tells of a name over its limit: it stays so until somebody shortens it."""
+    """Whether an error reports a name over its limit, which is permanent until the name is shortened."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ResourceIdentifierTooLargeError):
         cause = cause.__cause__
@@ -163,5 +165,5 @@ def _over_limit(client: ClientSettings, pipeline: PipelineSettings) -> Sequence[
     return [] if client.limit_names else list(name_errors(replace(client, limit_names=True), pipeline))
 
 
-def _told(errors: Sequence[ConfigurationError], why: str) -> ConfigurationError:
+def _enforced_errors(errors: Sequence[ConfigurationError], why: str) -> ConfigurationError:
     return ConfigurationError.together([enforced(each, why) for each in errors])

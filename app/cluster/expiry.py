@@ -26,7 +26,7 @@ log = logging.getLogger(logger_name(__name__))
 
 Transform = Literal["offload", "inflate", "dead-letter", "client"]
 
-GROWS = "payloads stay until those without a record are swept, so it grows for ever unless a sweep is scheduled"
+GROWS = "payloads stay until a sweep deletes those without a record, so it grows without limit unless one is scheduled"
 """What a store without expiry rules does."""
 
 _ADVISED = frozenset({"missing", "too-short", "too-long", "forbidden"})
@@ -40,7 +40,7 @@ class TopicExpiry:
     Attributes:
         pipeline: the pipeline's name; None if clients publish the payloads.
         transform: `offload` if the pipeline publishes the payloads, `inflate` if it reads them, `dead-letter` if they
-            are values of its dead letters; `client` without a pipeline.
+            are values of its dead-letter records; `client` without a pipeline.
         topic: the topic's name.
         retention: how long the topic keeps records; None if the topic does not exist.
         payloads: where they are.
@@ -85,7 +85,7 @@ def survey(pipeline: PipelineSettings, found: Mapping[str, Topic], *, apply: boo
     Args:
         pipeline: its store is asked for the rules.
         found: the topics that exist, by name.
-        apply: whether to set Wideload's own rules, and to remove them from topics that keep records for ever. No other
+        apply: whether to set Wideload's own rules, and to remove them from topics that keep records forever. No other
             rule is changed.
 
     Raises:
@@ -120,7 +120,7 @@ def survey_topics(
 
 
 def references(pipeline: PipelineSettings) -> Iterator[tuple[Transform, str]]:
-    """The topics whose records refer to payloads: inflated topics, sinks of offload, dead-letter topics."""
+    """The topics whose records refer to payloads: inflated topics, output topics of offload, dead-letter topics."""
     if "inflate" in pipeline.transforms:
         for name in pipeline.topics:
             yield "inflate", name
@@ -148,7 +148,7 @@ def _expiry(place: _Place, transform: Transform, name: str, topic: Topic | None,
     retention = None if topic is None else _retention(topic)
     expiry = TopicExpiry(place.pipeline, transform, name, retention, place.payloads(name), (), "unknown", "")
     if retention is None:
-        message = f"topic {name} does not exist, so it is not known how long its records stay; create it first"
+        message = f"topic {name} does not exist, so its retention is not known; create it first"
         return dataclasses.replace(expiry, message=message, wrong=True)
     if not isinstance(store, Lifecycle):
         message = f"this store has no expiry rules: {GROWS}"
@@ -175,7 +175,7 @@ def _expiry(place: _Place, transform: Transform, name: str, topic: Topic | None,
 
 
 def _forbidding(retention: Retention) -> str:
-    """That a topic must have no TTL is said even if the store does not return its rules."""
+    """That a topic must not have a TTL, which is reported even if the store does not return its rules."""
     return f"; {retention.judge(()).message}" if retention.forever else ""
 
 
@@ -192,17 +192,19 @@ def _is_set(rules: Sequence[ExpiryRule], days: int | None) -> bool:
 
 
 def _advice(retention: Retention, rules: Sequence[ExpiryRule]) -> str:
-    """How to mend it: with `--apply`, and by changing rules that are not ours."""
+    """How to fix it: with `--apply`, and by changing rules of others."""
     days = retention.own_days(rules)
     advice = []
     if not _is_set(rules, days):
         advice.append(f"`wideload store lifecycle --apply` {'removes' if days is None else 'sets'} our own rule")
     if retention.judge(rule for rule in rules if not rule.own).state in ("too-short", "forbidden"):
-        advice.append("--apply does not change rules that are not ours: change such a rule where it was made")
-    return "; ".join(advice or ["--apply makes it no shorter, as another cluster may need it: remove it to begin anew"])
+        advice.append("--apply does not change rules of others: change such a rule where it was created")
+    return "; ".join(
+        advice or ["--apply does not shorten it, because another cluster may need it: remove the rule to set a new one"]
+    )
 
 
-def carriers(topic: str, pipelines: Sequence[PipelineSettings]) -> list[str]:
+def referencing_topics(topic: str, pipelines: Sequence[PipelineSettings]) -> list[str]:
     """The topics to which the pipelines forward records of `topic` with their references."""
     found: list[str] = []
     waiting = [topic]
@@ -218,7 +220,7 @@ def carriers(topic: str, pipelines: Sequence[PipelineSettings]) -> list[str]:
     return found
 
 
-def with_carriers(
+def with_referencing_topics(
     expiry: TopicExpiry, pipelines: Sequence[PipelineSettings], found: Mapping[str, Topic]
 ) -> TopicExpiry:
     """The expiry, with a note on each further topic that keeps the references longer than the store their payloads."""
@@ -227,7 +229,7 @@ def with_carriers(
     notes = [
         f"references of topic {expiry.topic} are also forwarded to topic {topic.name}, where they outlive their "
         f"payloads: retention.ms is {topic.retention_ms}, cleanup.policy is {topic.cleanup_policy}"
-        for topic in (found[name] for name in carriers(expiry.topic, pipelines) if name in found)
+        for topic in (found[name] for name in referencing_topics(expiry.topic, pipelines) if name in found)
         if _retention(topic).judge(expiry.rules).wrong
     ]
     return dataclasses.replace(expiry, notes=[*expiry.notes, *notes])
@@ -244,23 +246,23 @@ def warnings_within(pipeline: PipelineSettings, plan: Plan, seconds: float = _AS
     """The warnings, a sentence each; none if the store fails, or does not answer in time."""
     if not pipeline.store:
         return []
-    told: list[str] = []
+    found: list[str] = []
 
     def ask() -> None:
         with closing(open_store(pipeline.store)) as store:
             for expiry in _expiries(pipeline, plan, store):
-                told.extend(expiry.warnings)
+                found.extend(expiry.warnings)
 
     _in_background(pipeline, ask).join(seconds)
-    return list(told)
+    return list(found)
 
 
 def ask_in_background(
     pipeline: PipelineSettings, plan: Plan, store: PayloadStore, tell: Callable[[Sequence[TopicExpiry]], None]
 ) -> None:
-    """Calls `tell` on a thread with the expiry of each topic of the pipeline, when the store has answered.
+    """Calls `tell` in another thread with the expiry of each topic of the pipeline, once the store has answered.
 
-    It returns at once, and never fails: if the store fails, as without a permission, the log says so at DEBUG.
+    Returns immediately, and never fails: if the store fails, for example without a permission, this is logged at DEBUG.
     """
     if isinstance(store, Lifecycle):
         _in_background(pipeline, lambda: tell(_expiries(pipeline, plan, store)))
@@ -278,12 +280,12 @@ def _expiries(pipeline: PipelineSettings, plan: Plan, store: PayloadStore) -> li
 
 
 def _in_background(pipeline: PipelineSettings, ask: Callable[[], object]) -> threading.Thread:
-    """Runs in a daemon thread, which delays neither a record nor the end of the process."""
+    """Runs in a daemon thread, which delays neither records nor the exit of the process."""
 
     def run() -> None:
         try:
             ask()
-        except Exception as exc:  # noqa: BLE001  # a warning that cannot be given is no reason for an error
+        except Exception as exc:  # noqa: BLE001  # a warning that cannot be determined is not an error
             log.debug("pipeline %s: expiry of payloads is not known: %s: %s", pipeline.name, type(exc).__name__, exc)
 
     thread = threading.Thread(target=run, name=f"lifecycle-{pipeline.name}", daemon=True)

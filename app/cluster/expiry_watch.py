@@ -1,4 +1,4 @@
-"""Watches, while a pipeline runs, whether its payloads stay as long as the records that refer to them."""
+"""Checks, while a pipeline runs, whether its payloads are kept as long as the records that refer to them."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _AGAIN_S = 3_600.0
 
 
 class ExpiryWatch:
-    """Asks at once, and then each hour, the cluster for the retention and the store for its rules.
+    """Reads the retention from the cluster and the rules from the store: immediately, and then every hour.
 
-    Warnings are one line in the log, which comes again only if it says something else.
+    Warnings are one line in the log, which is repeated only when it changes.
 
     Args:
         client: how to reach the cluster.
-        pipeline: which one.
-        told: called on a thread with the margins, in seconds by topic; see `TopicExpiry.margin_s`.
+        pipeline: the pipeline.
+        report: called in another thread with the margins, in seconds by topic; see `TopicExpiry.margin_s`.
     """
 
     def __init__(
-        self, client: ClientSettings, pipeline: PipelineSettings, told: Callable[[Mapping[str, float]], None]
+        self, client: ClientSettings, pipeline: PipelineSettings, report: Callable[[Mapping[str, float]], None]
     ) -> None:
         self._client = client
         self._pipeline = pipeline
-        self._told = told
-        self._said = ""
+        self._report = report
+        self._logged = ""
 
     async def follow(self, plan: Plan, store: PayloadStore) -> None:
         """Watches until it is cancelled."""
@@ -48,21 +48,21 @@ class ExpiryWatch:
             plan = await self._renewed(plan)
 
     def look(self, plan: Plan, store: PayloadStore) -> None:
-        """Asks the store once; does not wait for the answer. A store without rules is told of once."""
-        if not isinstance(store, Lifecycle) and not self._said and any(references(self._pipeline)):
-            self._said = GROWS
+        """Asks the store once; does not wait for the answer. A store without rules is logged once."""
+        if not isinstance(store, Lifecycle) and not self._logged and any(references(self._pipeline)):
+            self._logged = GROWS
             log.info("pipeline %s: its store has no expiry rules: %s", self._pipeline.name, GROWS)
         ask_in_background(self._pipeline, plan, store, self._tell)
 
     def _tell(self, expiries: Sequence[TopicExpiry]) -> None:
-        self._told({each.topic: each.margin_s for each in expiries if each.margin_s is not None})
-        said = "; ".join(warning for each in expiries for warning in each.warnings)
-        if said and said != self._said:
-            log.warning("pipeline %s: %s", self._pipeline.name, said)
-        self._said = said
+        self._report({each.topic: each.margin_s for each in expiries if each.margin_s is not None})
+        warnings = "; ".join(warning for each in expiries for warning in each.warnings)
+        if warnings and warnings != self._logged:
+            log.warning("pipeline %s: %s", self._pipeline.name, warnings)
+        self._logged = warnings
 
     async def _renewed(self, plan: Plan) -> Plan:
-        """The plan with the retention of its topics as it is now; as it was, where the cluster does not say."""
+        """The plan with the current retention of its topics; unchanged if the cluster does not report it."""
         wanted = (*plan.sources, plan.sink, *([plan.dead_letters] if plan.dead_letters else []))
         try:
             async with admin(self._client) as connection:

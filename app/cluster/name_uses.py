@@ -44,7 +44,7 @@ class NotRead:
     Attributes:
         what: the names that may be missing.
         reason: why they may be missing, and what would help.
-        failed: False if the brokers have told all that they could tell: nobody can be blamed.
+        failed: False if the brokers returned all that they can return, so it is not an error.
     """
 
     what: str

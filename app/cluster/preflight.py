@@ -41,7 +41,7 @@ log = logging.getLogger(logger_name(__name__))
 CLOCKS_APART_MS = 60_000
 """How far apart the clocks of this machine and of a broker are assumed to be at most."""
 
-_STORE_GRACE_S = 5.0  # after the time-out of the store, for a class that does not keep to it
+_STORE_GRACE_S = 5.0  # after the timeout of the store, for a class that exceeds it
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,11 @@ class Plan:
     Attributes:
         pipeline: its name.
         sources: the topics that it reads.
-        sink: the topic that it writes.
+        sink: its output topic.
         dead_letters: the dead-letter topic; None if a record that can never succeed stops the pipeline.
         created: the names of topics that were missing and were created.
-        beginning: where its group begins, for people; empty where that was not asked.
-        metadata_bytes: the longest metadata of a commit that the brokers take; asked only where chunks are assembled.
+        beginning: where its group starts, as a sentence; empty if this was not determined.
+        metadata_bytes: the longest commit metadata that the brokers accept; read only if chunks are assembled.
     """
 
     pipeline: str
@@ -74,7 +74,7 @@ class Plan:
             yield self.dead_letters
 
     def sink_partition(self, topic: str, partition: int) -> int | None:
-        """The sink partition of a source partition; None if the counts differ, so that the key decides."""
+        """The output partition of a source partition; None if the counts differ, so that the key decides."""
         for source in self.sources:
             if source.name == topic and source.partitions == self.sink.partitions:
                 return partition
@@ -86,12 +86,12 @@ async def check(settings: Settings, findings: Findings | None = None) -> list[Pl
 
     Args:
         settings: of the file.
-        findings: what is known to be wrong already, and told with the rest.
+        findings: errors that are already known, and are reported with the others.
 
     Raises:
-        ConfigurationError: stores, the cluster or topics do not fit the configuration; it tells of all. Nothing was
-            consumed, and no topic created, unless the brokers refuse only some of them.
-        ClusterError: nothing else is wrong, and the cluster did not answer.
+        ConfigurationError: all errors of stores, cluster and topics. Nothing was consumed, and no topic was created,
+            unless the brokers refuse only some of them.
+        ClusterError: nothing else is wrong, and the cluster did not respond.
     """
     findings = findings or Findings()
     with findings.noted():
@@ -137,7 +137,7 @@ async def check_stores(pipelines: Sequence[PipelineSettings]) -> None:
     """
     findings = Findings()
     roots: dict[str, str] = {}
-    # Writers first: they create what readers need, such as the folder of the payloads.
+    # Writers first: they create what readers need, such as the directory of the payloads.
     for pipeline in sorted(pipelines, key=lambda each: not each.offloads):
         if not pipeline.store:
             continue
@@ -180,14 +180,14 @@ def _check_and_close(store: PayloadStore, pipeline: PipelineSettings) -> None:
     try:
         check_store(store, pipeline.payload_topic, writing=pipeline.offloads)
     except BaseException:
-        with contextlib.suppress(PayloadStoreError):  # the first error is the one to tell
+        with contextlib.suppress(PayloadStoreError):  # the first error is the one to report
             store.close()
         raise
     store.close()
 
 
 def _check_keys(pipeline: PipelineSettings) -> None:
-    """Asks the service of the key for one, if payloads are to be encrypted. A reader cannot know its rights before."""
+    """Requests a data key if payloads are to be encrypted. A reader's permissions cannot be checked in advance."""
     keyring = open_keyring(pipeline.encryption, pipeline.store_timeout_ms)
     if keyring is not None and keyring.writes:
         try:
@@ -215,17 +215,17 @@ async def plan_pipeline(
 
     Args:
         client: how to reach the cluster.
-        pipeline: which one.
-        began: whether it has run before. Then a limit of the sink that was lowered since does not stop it: it can
+        pipeline: the pipeline.
+        began: whether it has run before. If so, a lowered limit of the output topic does not stop it, because it can
             write smaller records.
         lacking: names of topics that are to be created, but not now; those of this pipeline are added. None to create
             them.
         existed: names of topics that an earlier plan has found.
-        starting: if a worker starts: finds where the group begins, which may need a word.
+        starting: if a worker starts: finds where the group starts, which may have to be configured.
 
     Raises:
-        ConfigurationError: topics do not fit, or it must be said where to begin; it names the pipeline.
-        ClusterError: the cluster did not answer.
+        ConfigurationError: topics do not fit, or the start of the group must be configured; it names the pipeline.
+        ClusterError: the cluster did not respond.
         WrongValueError: a topic that it needs is among `lacking`, so there is no plan yet.
     """
     async with admin(client) as connection:
@@ -267,7 +267,7 @@ async def _plan(
         except ConfigurationError as exc:
             if not began:
                 raise
-            log.warning("pipeline %s goes on, though it would not start any more: %s", pipeline.name, exc)
+            log.warning("pipeline %s continues, although it could not be started now: %s", pipeline.name, exc)
     with findings.noted():
         await check_transactions(connection, pipeline)
     with findings.noted():
@@ -305,8 +305,8 @@ async def _found(
     for key, name in missing.items():
         if not pipeline.topic_creation:
             hint = "; create it (wideload topics create), or set topic.creation.enable = true"
-            told = await missing_topic(connection, name, hint, existed=name in existed)
-            findings.add(ConfigurationError(key, told))
+            message = await missing_topic(connection, name, hint, existed=name in existed)
+            findings.add(ConfigurationError(key, message))
     findings.check()
     if lacking is not None:
         lacking |= {*missing.values()}

@@ -1,4 +1,4 @@
-"""The start of a worker: the preflight, again and again while brokers or stores are not there yet."""
+"""The start of a worker: the preflight, repeated while brokers or stores are not available yet."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ _Read = TypeVar("_Read")
 async def check_patiently(
     settings: Settings,
     findings: Findings,
-    tell: Callable[[str], None],
+    log_wait: Callable[[str], None],
     read: Callable[[Settings], Awaitable[_Read]],
 ) -> tuple[list[Plan], _Read]:
-    """As `check`, for `startup.wait.ms` while all that is wrong is that brokers or stores do not answer.
+    """As `check`, repeated for up to `startup.wait.ms` if the only problem is that brokers or stores do not respond.
 
     Args:
         settings: of the file.
-        findings: what is known to be wrong already; then nothing is waited for.
-        tell: called once, with a sentence, if something is waited for.
-        read: called once all is well, and again as `check` is.
+        findings: errors that are already known; with any, there is no wait.
+        log_wait: called once, with a sentence, before the first wait.
+        read: called after each successful `check`, and repeated like it.
 
     Returns:
-        What `check` and `read` have given.
+        The results of `check` and `read`.
 
     Raises:
         ConfigurationError: see `check`; or of `read`.
         ClusterError: see `check`; or of `read`.
     """
     deadline_s = time.monotonic() + settings.startup_wait_ms / 1000
-    told = False
+    logged = False
     while True:
         found = Findings()
         for error in findings.errors:
@@ -53,9 +53,9 @@ async def check_patiently(
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or not all(map(_may_pass, _each(exc))):
                 raise
-            if not told:
-                told = True
-                tell(f"waits up to {left_s:.1f} s (startup.wait.ms): {'; '.join(map(str, _each(exc)))}")
+            if not logged:
+                logged = True
+                log_wait(f"waits up to {left_s:.1f} s (startup.wait.ms): {'; '.join(map(str, _each(exc)))}")
             await asyncio.sleep(min(_PAUSE_S, left_s))
 
 
@@ -64,7 +64,7 @@ def _each(error: ClusterError | ConfigurationError) -> Sequence[Exception]:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """True if brokers or a store do not answer, or too few brokers are there; False if somebody must act first."""
+    """True if brokers or a store do not respond, or too few brokers are available; False if waiting cannot help."""
     if isinstance(error, ConfigurationError):
         return error.__cause__ is not None and _may_pass(error.__cause__)
     return isinstance(error, (TimeoutError, InvalidReplicationFactorError)) or bool(getattr(error, "retriable", False))

@@ -22,7 +22,7 @@ _LEAST_CHUNK_BYTES = batch_of_one_bytes(
 
 
 def check_limits(pipeline: PipelineSettings, sink: Topic) -> None:
-    """Refuses a threshold, a batch size or a chunk size that is over the limit of the sink.
+    """Refuses a threshold, a batch size or a chunk size above the limit of the output topic.
 
     Raises:
         ConfigurationError: one of them is.
@@ -33,25 +33,25 @@ def check_limits(pipeline: PipelineSettings, sink: Topic) -> None:
     if pipeline.offloads and plain and pipeline.threshold_bytes > sink.max_message_bytes:
         raise ConfigurationError(
             "large.message.threshold.bytes",
-            f"found {pipeline.threshold_bytes:,}, which is above the sink's limit: {limit}; lower the threshold, or "
-            "raise the limit",
+            f"found {pipeline.threshold_bytes:,}, which exceeds the limit of the output topic: {limit}; lower the "
+            "threshold, or raise the limit",
         )
     batch = pipeline.producer["producer.batch.size"]
     assert isinstance(batch, int)
     if batch > sink.max_message_bytes:
         raise ConfigurationError(
-            "producer.batch.size", f"found {batch:,}, allowed is no more than the sink takes: {limit}"
+            "producer.batch.size", f"found {batch:,}, allowed is at most the limit of the output topic: {limit}"
         )
     chunks = pipeline.chunks
-    # `limit_bytes` would make the chunks small enough; a size that has no effect is refused all the same.
+    # `limit_bytes` would make the chunks small enough; a size without effect is still refused.
     if chunks.splits and chunks.max_bytes is not None and chunks.max_bytes > sink.max_message_bytes:
         raise ConfigurationError(
-            _MAX_BYTES, f"found {chunks.max_bytes:,}, allowed is no more than the sink takes: {limit}"
+            _MAX_BYTES, f"found {chunks.max_bytes:,}, allowed is at most the limit of the output topic: {limit}"
         )
 
 
 def check_chunks(pipeline: PipelineSettings, sources: Sequence[Topic], sink: Topic) -> None:
-    """Refuses topics that would delete chunks, or not take them.
+    """Refuses topics that would delete chunks, or not accept them.
 
     Raises:
         ConfigurationError: a topic of chunks is compacted, or a chunk or the threshold does not fit the limit.
@@ -68,13 +68,14 @@ def check_chunks(pipeline: PipelineSettings, sources: Sequence[Topic], sink: Top
         own = chunks.max_bytes is not None and chunks.max_bytes == limit
         key, found = (_MAX_BYTES, f"found {limit:,}") if own else ("output.topic", _limit_of(sink))
         raise ConfigurationError(
-            key, f"{found}; a chunk takes {_LEAST_CHUNK_BYTES:,} bytes without key and headers of the record"
+            key, f"{found}; a chunk requires {_LEAST_CHUNK_BYTES:,} bytes, plus key and headers of the record"
         )
     if "chunk" in pipeline.transforms and "offload" in pipeline.transforms and limit >= pipeline.threshold_bytes:
         raise ConfigurationError(
             "transforms",
-            f"found {list(pipeline.transforms)}; offload takes all values over {pipeline.threshold_bytes:,} bytes, and "
-            f"chunk takes only records over {limit:,}, so it gets none; lower {_MAX_BYTES}, or use {_STRATEGY}",
+            f"found {list(pipeline.transforms)}; offload stores all values over {pipeline.threshold_bytes:,} bytes, "
+            f"and chunk splits only records over {limit:,}, so it never applies; lower {_MAX_BYTES}, or use "
+            f"{_STRATEGY}",
         )
 
 
@@ -87,15 +88,15 @@ def _check_kept(key: str, topic: Topic) -> None:
         raise ConfigurationError(
             key,
             f"topic {topic.name} has cleanup.policy {topic.cleanup_policy}; the chunks of a value have one key, so "
-            "compaction would delete all but the last; take a topic with cleanup.policy delete",
+            "compaction would delete all but the last; use a topic with cleanup.policy delete",
         )
 
 
 def check_wrappers(pipeline: PipelineSettings, sink: Topic) -> None:
-    """Refuses a compacted sink if tombstones are wrapped: deleted keys would stay in it for ever.
+    """Refuses a compacted output topic if tombstones are wrapped: deleted keys would stay in it forever.
 
     Raises:
-        ConfigurationError: the sink is compacted, and tombstones are wrapped.
+        ConfigurationError: the output topic is compacted, and tombstones are wrapped.
     """
     wrapper = pipeline.wrapper
     if wrapper.wraps and wrapper.wrap.null == "wrap" and "compact" in sink.cleanup_policy:
@@ -107,7 +108,7 @@ def check_wrappers(pipeline: PipelineSettings, sink: Topic) -> None:
 
 
 def check_dead_letters(topic: Topic) -> None:
-    """Refuses a dead-letter topic that would delete letters, or not take them.
+    """Refuses a dead-letter topic that would delete dead-letter records, or not accept them.
 
     Raises:
         ConfigurationError: the topic is compacted, or its limit is too low.
@@ -116,11 +117,12 @@ def check_dead_letters(topic: Topic) -> None:
     if "compact" in topic.cleanup_policy:
         raise ConfigurationError(
             key,
-            f"topic {topic.name} has cleanup.policy {topic.cleanup_policy}; it would refuse letters without a key, and "
-            "keep only the last letter of each key; take a topic with cleanup.policy delete",
+            f"topic {topic.name} has cleanup.policy {topic.cleanup_policy}; it would refuse dead-letter records "
+            "without a key, and keep only the last one of each key; use a topic with cleanup.policy delete",
         )
     if topic.max_message_bytes < LEAST_BYTES:
         raise ConfigurationError(
             key,
-            f"max.message.bytes of topic {topic.name} is {topic.max_message_bytes:,}; letters may need {LEAST_BYTES:,}",
+            f"max.message.bytes of topic {topic.name} is {topic.max_message_bytes:,}; dead-letter records may need "
+            f"{LEAST_BYTES:,}",
         )

@@ -25,22 +25,22 @@ async def create_topic(
     replicas: int,
     configs: Mapping[str, str] | None = None,
 ) -> bool:
-    """Creates a topic. One that somebody has created meanwhile is left as it is.
+    """Creates a topic. If it already exists, it is left as it is.
 
     Args:
         connection: to the cluster.
-        key: of the configuration, or the option, that names the topic.
+        key: the property, or the option, that names the topic.
         name: of the topic.
         partitions: how many; -1 for the brokers' default.
         replicas: of each; -1 for the brokers' default.
         configs: properties that differ from the brokers' defaults.
 
     Returns:
-        whether it was not there.
+        Whether it was created.
 
     Raises:
         ConfigurationError: the brokers refuse it.
-        ClusterError: they did not answer.
+        ClusterError: they did not respond.
     """
     topic = NewTopic(name, 1, 1, topic_configs=configs)
     topic.num_partitions, topic.replication_factor = partitions, replicas  # NewTopic refuses -1 (KIP-464)
@@ -71,5 +71,7 @@ async def until_known(connection: AdminClient, names: Sequence[str]) -> dict[str
             return found
         if time.monotonic() > deadline:
             missing = ", ".join(name for name in names if name not in found)
-            raise ClusterError(f"topic {missing} was created {_CREATION_S:.0f} s ago and is not there", retriable=True)
+            raise ClusterError(
+                f"topic {missing} was created {_CREATION_S:.0f} s ago and is still missing", retriable=True
+            )
         await asyncio.sleep(0.1)

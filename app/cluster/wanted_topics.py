@@ -55,7 +55,7 @@ def wanted_topics(
     Args:
         pipelines: of the file.
         found: those of their topics that exist, by name.
-        partitions: of sources that no pipeline writes. By default they get as many as the sinks have.
+        partitions: of sources that no pipeline writes. Default: as many as the output topics have.
         largest_bytes: the most that topics of whole values take. By default it is what the pipelines take.
         control_topic: `control.topic`.
     """
@@ -90,7 +90,7 @@ def _control(name: str, pipelines: Sequence[PipelineSettings], found: Mapping[st
 def _named(pipeline: PipelineSettings) -> Iterator[tuple[str, str, str]]:
     for topic in pipeline.topics:
         yield topic, "topics", "source of"
-    yield pipeline.output_topic, "output.topic", "sink of"
+    yield pipeline.output_topic, "output.topic", "output of"
     if pipeline.dead_letter_topic is not None:
         yield pipeline.dead_letter_topic, "errors.deadletterqueue.topic.name", "dead letters of"
 
@@ -183,9 +183,9 @@ def _configs(
     )
     letters = [each for each in pipelines if each.dead_letter_topic == name]
     if letters or has_chunks:
-        configs["cleanup.policy"] = "delete"  # compaction would delete chunks and letters
+        configs["cleanup.policy"] = "delete"  # compaction would delete chunks and dead-letter records
     kept = [found[source].retention_ms for each in letters for source in each.topics if source in found]
     if kept:
-        # A letter has the timestamp of its record: with less time it could be deleted at once.
+        # A dead-letter record has the timestamp of the original: with less time it could be deleted immediately.
         configs["retention.ms"] = str(FOREVER if FOREVER in kept else max(kept))
     return configs

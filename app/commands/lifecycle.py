@@ -11,7 +11,14 @@ from dataclasses import dataclass
 
 import click
 
-from app.cluster.expiry import TopicExpiry, carriers, references, survey, survey_topics, with_carriers
+from app.cluster.expiry import (
+    TopicExpiry,
+    references,
+    referencing_topics,
+    survey,
+    survey_topics,
+    with_referencing_topics,
+)
 from app.commands.client_store import client_store_options, connection_of, given_keys, store_of
 from app.commands.connection import client_of, connection_options, pipeline_of
 from app.commands.console import print_table
@@ -73,12 +80,12 @@ def _cells(row: TopicExpiry) -> Iterator[str]:
 def _show(rows: Sequence[TopicExpiry]) -> None:
     titles = ("pipeline", "topic", "retention.ms", "cleanup.policy", "payloads", "rules", "recommended", "verdict")
     print_table(titles, (map(_printable, _cells(row)) for row in rows))
-    told: dict[str, list[str]] = {}
+    sentences: dict[str, list[str]] = {}
     for row in rows:
         changed = [] if row.changed is None else [row.changed]
         for sentence in (*changed, row.message, *(f"note: {note}" for note in row.notes)):
-            told.setdefault(sentence, []).append(row.pipeline or f"topic {row.topic}")
-    for sentence, concerned in told.items():
+            sentences.setdefault(sentence, []).append(row.pipeline or f"topic {row.topic}")
+    for sentence, concerned in sentences.items():
         click.echo(f"{', '.join(dict.fromkeys(concerned))}: {_printable(sentence)}")
 
 
@@ -89,7 +96,7 @@ def _printable(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """How long topics keep records, as the user says; None for what is not said."""
+    """How long topics keep records, according to the options; None for options that are not set."""
 
     retention_ms: int | None
     segment_ms: int | None
@@ -99,7 +106,7 @@ class _Known:
         """The topics; None if brokers are to be asked.
 
         Raises:
-            ConfigurationError: what is said is not enough, or no policy.
+            ConfigurationError: an option is missing, or the policy is wrong.
         """
         policy = self.cleanup_policy
         if policy is not None and not {each.strip() for each in policy.split(",")} <= {"delete", "compact"}:
@@ -108,11 +115,11 @@ class _Known:
             )
         retention_ms = self.retention_ms
         if retention_ms is None and policy is not None and "delete" not in policy:
-            retention_ms = FOREVER  # it means nothing there
+            retention_ms = FOREVER  # it has no effect there
         if retention_ms is None:
             for option, value in (("--segment-ms", self.segment_ms), ("--cleanup-policy", policy)):
                 if value is not None:
-                    raise ConfigurationError(option, "needs --retention-ms; without both, brokers are asked")
+                    raise ConfigurationError(option, "requires --retention-ms; without both, brokers are asked")
             return None
         segment_ms = _SEGMENT_MS if self.segment_ms is None else self.segment_ms
         return {
@@ -123,7 +130,7 @@ class _Known:
 
 @click.group("store")
 def command() -> None:
-    """Look after the store of the payloads.
+    """Show and set the expiry rules of the payload store.
 
     \b
     Example:
@@ -139,12 +146,12 @@ def command() -> None:
 @click.option(
     "--retention-ms",
     type=click.IntRange(FOREVER),
-    help=f"How long the topics keep records, in place of asking brokers; {FOREVER} for ever.",
+    help=f"Their retention.ms, {FOREVER} for unlimited. With it, brokers are not asked.",
 )
 @click.option("--segment-ms", type=click.IntRange(1), help=f"Their segment.ms. [default: {_SEGMENT_MS}]")
 @click.option("--cleanup-policy", metavar="POLICY", help="Their cleanup.policy. [default: delete]")
-@click.option("--apply", is_flag=True, help="Set our own rules; all other rules of the bucket stay as they are.")
-@click.option("--json", "as_json", is_flag=True, help="JSON lines, one a topic.")
+@click.option("--apply", is_flag=True, help="Set Wideload's own rules. All other rules stay unchanged.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON lines, one per topic.")
 def lifecycle(
     bootstrap_servers: str | None,
     config: str | None,
@@ -161,11 +168,12 @@ def lifecycle(
 ) -> int:
     """Show how long topics keep records, how long the store keeps payloads, and how long it should.
 
-    It should keep them for retention.ms and 15 %, in whole days. The status is 1 if payloads expire too early, or
-    never, or though their records stay for ever, or if the store or the topic could not be read. See docs/lifecycle.md.
+    The recommended time is the longer of retention.ms + 15 %, and retention.ms + segment.ms + 1 day, rounded up to
+    whole days. Exits with 1 if payloads expire before their records, never expire, or expire although the topic keeps
+    records forever; or if the store or the topic could not be read. See docs/lifecycle.md.
 
-    The topics are those of the pipelines of -c; or, for clients without a worker, those of --topic, whose payloads are
-    in the store of --store and --store-config, else in that of -c.
+    Without --topic, the topics are those of the pipelines of -c. With --topic, which is for clients without a worker,
+    the payloads are in the store of --store and --store-config, or else in that of -c.
 
     \b
     Examples:
@@ -211,22 +219,24 @@ def _of_pipelines(
 ) -> list[TopicExpiry]:
     if config is None:
         raise ConfigurationError(
-            "--config", f"is missing; give it, or set ${_VARIABLE}; or, for clients without a worker, give --topic"
+            "--config", f"is missing; pass it, or set ${_VARIABLE}; for clients without a worker, pass --topic"
         )
     settings = load(config)
     referring = {name for pipeline in settings.pipelines for _, name in references(pipeline)}
-    names = {name for topic in referring for name in (topic, *carriers(topic, settings.pipelines))}
+    names = {name for topic in referring for name in (topic, *referencing_topics(topic, settings.pipelines))}
     found = _found(client_of(bootstrap_servers, config, extra), names)
     rows: list[TopicExpiry] = []
     for pipeline in settings.pipelines:
         with of_pipeline(pipeline.name):
-            rows += (with_carriers(row, settings.pipelines, found) for row in survey(pipeline, found, apply=apply))
+            rows += (
+                with_referencing_topics(row, settings.pipelines, found) for row in survey(pipeline, found, apply=apply)
+            )
     return rows
 
 
 def _of_clients(
     names: Sequence[str],
-    told: _Known,
+    known: _Known,
     given: Mapping[str, object],
     bootstrap_servers: str | None,
     config: str | None,
@@ -239,7 +249,7 @@ def _of_clients(
     store = (
         pipeline_of(load(config), None).store if config is not None and STORE_CLASS not in given else store_of(given)
     )
-    found = told.topics(names)
+    found = known.topics(names)
     if found is None:
         found = _found(client_of(bootstrap_servers, config, extra, given=connection_of(given)), names)
     return survey_topics(store, dict.fromkeys(names), found, apply=apply)

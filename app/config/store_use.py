@@ -201,8 +201,8 @@ def use_of(settings: Settings, pipeline: str | None, topics: Iterable[str]) -> S
 def reachable_topics(topic: str, pipelines: Sequence[PipelineSettings]) -> list[str]:
     """The topics to which the pipelines may carry references of `topic`, directly or not, in the file's order.
 
-    These are more than `app.cluster.expiry.carriers` has: `inflate` passes on references to keys, and references in
-    other formats.
+    More than `app.cluster.expiry.referencing_topics`: `inflate` passes on references to keys, and references in other
+    formats.
     """
     found: list[str] = []
     waiting = [topic]

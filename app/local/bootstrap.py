@@ -26,7 +26,7 @@ _FOREIGN = ("PIP_PREFIX", "PIP_REQUIRE_HASHES", "PIP_TARGET", "PIP_USER", "PYTHO
 # What pip, Go and the operating system print, and what it means. The first pattern that matches counts.
 _REASONS = (
     (r"No space left on device|Disk quota exceeded", "the disk is full; make room and try again"),
-    (r".*(?:Permission denied|Read-only file system).*", "a folder is not writable: {found}"),
+    (r".*(?:Permission denied|Read-only file system).*", "a directory is not writable: {found}"),
     (r"\bgo\W+(?:No such file|not found|command not found)", "Go is not installed"),
     (
         r"ensurepip is not available|No module named '?(?:ensurepip|venv)",

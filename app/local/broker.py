@@ -3,7 +3,7 @@
 For the demo, the tests and the benchmark; not for production.
 
     python -m app.local.broker              run a broker until Ctrl-C; prints its bootstrap.servers
-    python -m app.local.broker --prepare    put what makes later starts faster beside the jars
+    python -m app.local.broker --prepare    create the class archive that makes later starts faster
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ class BrokerError(WideloadError):
 class EmbeddedBroker:
     """A single KRaft node, as a context manager or by `start` and `close`.
 
-    It keeps its data in a temporary folder, listens on free ports of 127.0.0.1, and ends when this process ends, even
-    by `kill -9`. Ports and data stay the same from the first `start` to `close`, also after `stop` or `kill`. All
-    methods block; do not call them from two threads at once.
+    It keeps its data in a temporary directory, listens on free ports of 127.0.0.1, and ends when this process ends,
+    even by `kill -9`. Ports and data stay the same from the first `start` to `close`, also after `stop` or `kill`. All
+    methods block; do not call them from two threads simultaneously.
 
     Args:
         properties: broker properties to add or replace.
@@ -244,7 +244,7 @@ class EmbeddedBroker:
             self._process = None
 
     def close(self) -> None:
-        """Ends the broker and removes its folder; may be called twice."""
+        """Ends the broker and removes its directory; may be called twice."""
         self.kill()
         self._holder.close()
         if self._folder is not None:
@@ -267,7 +267,7 @@ class EmbeddedBroker:
         return BrokerError(f"port {self._fixed_port} is in use; stop the process that uses it, or choose another port")
 
     def _prepare(self) -> None:
-        """Chooses the ports, makes the folder, writes the properties and formats the storage."""
+        """Chooses the ports, creates the directory, writes the properties and formats the storage."""
         kafka_jars = self._jars()
         if self._fixed_port is not None and _listens(self._fixed_port):
             raise self._port_in_use()
@@ -287,11 +287,11 @@ class EmbeddedBroker:
     # Brokers of other releases (tests/matrix) give other answers to these two, and to the two behind them.
 
     def _jars(self) -> tuple[Path, ...]:
-        """The class path, fetched if need be; what makes later starts faster is kept in the folder of the jars."""
+        """The class path, fetched if needed; files that speed up later starts are kept in the directory of the jars."""
         return jars.ensure("kafka")
 
     def _logging(self, folder: Path) -> str:
-        """Writes the configuration of the log into the folder; the option of Java that names it."""
+        """Writes the configuration of the log into the directory; the option of Java that names it."""
         (folder / "log4j2.properties").write_text(_LOG4J)
         return f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}"
 
@@ -362,7 +362,7 @@ class EmbeddedBroker:
 
 
 def prepare() -> None:
-    """Starts and stops a broker, and puts beside the jars what makes later starts faster, unless it is there.
+    """Starts and stops a broker to create the class archive that makes later starts faster, if it does not exist.
 
     Raises:
         JarsError: the jars cannot be fetched.
@@ -372,7 +372,7 @@ def prepare() -> None:
     path = class_archive.archive(kafka_jars[0].parent, java.locate()) if kafka_jars else None
     if path is None or path.exists():
         return
-    # Nothing needs it: whoever starts a broker later is told what is wrong with it.
+    # The archive is optional: if the broker does not work, later starts report why.
     with (
         contextlib.suppress(BrokerError, OSError),
         class_archive.recorded(path) as options,
@@ -435,7 +435,7 @@ def _keep(file: Path, kept: Path) -> None:
             os.fsync(written.fileno())
         copy.rename(kept)
     except OSError:
-        # The disk is full, or the folder is not ours. On a read-only file system unlink fails too.
+        # The disk is full, or the directory is not writable. On a read-only file system unlink fails too.
         with contextlib.suppress(OSError):
             copy.unlink()
 

@@ -1,8 +1,8 @@
-"""Archives of the classes that a Java program loads: with one, the program starts in half the CPU time.
+"""Archives of the classes that a Java program loads, with which the program starts in half the CPU time.
 
-Java calls it class-data sharing. An archive fits one build of Java and one class path, so it stands beside the jars,
-with the digest of Java's files in its name; who fetches the jars again removes it. Without an archive, and with one
-that Java does not take, a program starts as ever.
+This is Java's class-data sharing. An archive fits one build of Java and one class path, so it is stored next to the
+jars, with the digest of Java's files in its name, and is removed when the jars are fetched again. Without an archive,
+or with one that Java does not accept, a program starts as usual.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MAGIC_BYTES = 4
 
 
 def archive(folder: Path, java: Path) -> Path:
-    """The path of the archive for programs of this `java` with the jars of this folder."""
+    """The path of the archive for programs of this `java` with the jars of this directory."""
     command = java.resolve()
     # What an update of Java replaces, under the name of the old one.
     parts = [command, *(command.parent.parent / name for name in ("lib/modules", "lib/server/libjvm.so", "release"))]
@@ -27,21 +27,21 @@ def archive(folder: Path, java: Path) -> Path:
 
 
 def using(path: Path) -> tuple[str, ...]:
-    """The options of a `java` that takes its classes from the archive; none if it is not there."""
-    # What Java thinks of an archive is said to nobody: it would stand between the lines that the program prints.
+    """The options for a `java` that loads its classes from the archive; none if there is no archive."""
+    # Java's messages about an archive are suppressed, because they would be mixed with the program's output.
     return (f"-XX:SharedArchiveFile={path}", "-Xshare:auto", "-Xlog:cds*=off", "-Xlog:class*=off") * path.exists()
 
 
 @contextlib.contextmanager
 def recorded(path: Path) -> Iterator[tuple[str, ...]]:
-    """The options of a `java` that writes the archive when it ends in order; it is there after the block, or not."""
+    """The options for a `java` that writes the archive when it exits normally. If it does not, there is no archive."""
     with tempfile.TemporaryDirectory(prefix=".recording-", dir=path.parent) as scratch:
         made = Path(scratch, path.name)
         yield (f"-XX:ArchiveClassesAtExit={made}", "-Xshare:auto", "-Xlog:cds*=off", "-Xlog:class*=off")
         if made.exists():
             with made.open("rb") as file:
                 whole = any(file.read(_MAGIC_BYTES))  # Java writes the header last
-                # Java ends with SIGBUS where an archive is shorter than it says, as after a power cut.
+                # Java ends with SIGBUS if an archive is shorter than its header says, as after a power failure.
                 os.fsync(file.fileno())
             if whole:
                 made.rename(path)

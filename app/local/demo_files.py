@@ -36,15 +36,15 @@ class DemoFile:
 
 
 def from_folder(folder: Path) -> list[DemoFile]:
-    """All files below a folder; the key is the path relative to the folder.
+    """All files below a directory; the key is the path relative to the directory.
 
     Raises:
-        ConfigurationError: the folder does not exist, has no file, or has a file that cannot be sent.
+        ConfigurationError: the directory does not exist, has no file, or has a file that cannot be sent.
     """
     if not folder.exists():
-        raise ConfigurationError("INPUT", f"there is no folder {folder}")
+        raise ConfigurationError("INPUT", f"directory {folder} does not exist")
     if not folder.is_dir():
-        raise ConfigurationError("INPUT", f"{folder} is not a folder; give the folder that has it")
+        raise ConfigurationError("INPUT", f"{folder} is not a directory; pass the directory that contains it")
     try:
         paths = sorted(path for path in folder.rglob("*") if path.is_file())
         found = [
@@ -53,15 +53,15 @@ def from_folder(folder: Path) -> list[DemoFile]:
     except OSError as exc:
         raise ConfigurationError("INPUT", f"{exc.filename or folder} cannot be read: {exc.strerror}") from exc
     if not found:
-        raise ConfigurationError("INPUT", f"there is no file in {folder}")
+        raise ConfigurationError("INPUT", f"directory {folder} contains no files")
     for file in found:
         if not os.access(file.path, os.R_OK):
-            raise ConfigurationError("INPUT", f"{file.path} may not be read by this user")
+            raise ConfigurationError("INPUT", f"{file.path} cannot be read: permission denied")
         if file.size > LARGEST_BYTES:
             raise ConfigurationError(
                 "INPUT",
-                f"{file.path} has {bytes_text(file.size)}; the demo takes files of up to "
-                f"{bytes_text(LARGEST_BYTES)}, as its broker and Spark hold them in memory",
+                f"{file.path} has {bytes_text(file.size)}; the demo accepts files of up to "
+                f"{bytes_text(LARGEST_BYTES)}, because its broker and Spark hold them in memory",
             )
     return found
 

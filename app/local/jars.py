@@ -1,6 +1,6 @@
-"""The jars of the embedded broker and of Spark's Kafka connector, fetched once into a cache folder.
+"""The jars of the embedded broker and of Spark's Kafka connector, fetched once into a cache directory.
 
-`jars.lock`, in the same folder as this file, lists each jar with its size and SHA-256. There is a set for each release
+`jars.lock`, in the directory of this file, lists each jar with its size and SHA-256. There is a set for each release
 of Spark in `transforms.spark_release`; the set "spark" is that of the installed Spark. Ivy, which is part of PySpark,
 fetches missing jars from its default registry; `WIDELOAD_IVY_SETTINGS` names a settings file of Ivy for another
 registry.
@@ -8,7 +8,7 @@ registry.
     python -m app.local.jars [SET…]   fetch missing jars; of kafka and the installed Spark, if no set is named
     python -m app.local.jars lock     resolve the sets again and write jars.lock
 
-`tests/matrix` has sets and a lock of its own, of other releases of Kafka.
+`tests/matrix` has separate sets and a lock file for other releases of Kafka.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Jar:
 
     @property
     def file(self) -> str:
-        """The name of the file in the folder of its set."""
+        """The name of the file in the directory of its set."""
         _, module, revision = self.coordinates.split(":")
         return f"{module}-{revision}.jar"
 
@@ -91,7 +91,7 @@ class Jar:
 
 
 def cache_folder() -> Path:
-    """`WIDELOAD_CACHE`, or `~/.cache/wideload`; the folder may not exist yet."""
+    """`WIDELOAD_CACHE`, or `~/.cache/wideload`; the directory may not exist yet."""
     return Path(os.environ.get("WIDELOAD_CACHE") or "~/.cache/wideload").expanduser().absolute()
 
 
@@ -135,7 +135,7 @@ def ensure(name: str, say: Say | None = None, lock: Path = _LOCK_FILE) -> tuple[
         lock: has the jars of the set; by default that of `SETS`.
 
     Raises:
-        JarsError: no network, wrong bytes, no PySpark, or no space for the cache folder.
+        JarsError: no network, wrong bytes, no PySpark, or no space for the cache directory.
         JavaMissingError: Ivy needs Java.
         ConfigurationError: the set is "spark", and no set is for the installed Spark.
     """
@@ -149,7 +149,7 @@ def ensure(name: str, say: Say | None = None, lock: Path = _LOCK_FILE) -> tuple[
         except OSError as exc:
             raise JarsError(
                 f"the jars of {name} cannot be kept in {folder.parent}: {exc.strerror or exc}. "
-                "Make room, or set WIDELOAD_CACHE to another folder."
+                "Make room, or set WIDELOAD_CACHE to another directory."
             ) from exc
     return tuple(folder / jar.file for jar in jars)
 
@@ -218,7 +218,7 @@ def _verify(path: Path, jar: Jar) -> None:
 
 
 def _ivy(name: str, coordinates: Iterable[str], scratch: Path, *, transitive: bool, say: Say | None) -> None:
-    """Retrieves into `scratch/jars`; with `transitive`, into folders organisation/module/revision below it."""
+    """Retrieves into `scratch/jars`; with `transitive`, into directories organisation/module/revision below it."""
     wanted = [item.split(":") for item in coordinates]
     dependencies = "".join(
         f"<dependency org={quoteattr(organisation)} name={quoteattr(module)} rev={quoteattr(revision)}"

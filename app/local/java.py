@@ -17,7 +17,7 @@ _ANSWER_SECONDS = 30
 _OLDEST = 17  # for Kafka 4
 
 # With the first compiler alone Java has room for 48 MB of code, a fifth of what it has else. The session of the tests
-# fills that in minutes, and then goes on removing code, and compiling it again.
+# fills that in minutes, and then keeps removing code and compiling it again.
 SHORT_RUN = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:ReservedCodeCacheSize=240m")
 """Options for a program that runs for seconds: most of its time would go into compiling it, and not into running it."""
 

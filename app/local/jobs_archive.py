@@ -2,8 +2,8 @@
 
     python -m wideload.jobs.archive build/jobs.zip
 
-The same code always gives the same file, byte for byte. From a checkout it has the folders of a checkout, and from an
-installed package those of the package; `wideload.jobs` is in both.
+The same code always yields the same file, byte for byte. From a checkout it has the directories of a checkout, and from
+an installed package those of the package; `wideload.jobs` is in both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _UNIX = 3
 
 
 def write(file: Path) -> int:
-    """Writes the archive, and makes its folder; returns the number of modules in it.
+    """Writes the archive, and creates its directory; returns the number of modules in it.
 
     Raises:
         OSError: the file cannot be written.

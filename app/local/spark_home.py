@@ -13,7 +13,7 @@ _VERSION = re.compile(r"""^__version__\b[^"'\n]*["'](.+)["']""", re.MULTILINE)
 
 
 def find() -> Path | None:
-    """The folder of Spark; None if there is neither."""
+    """The directory of Spark; None if there is neither."""
     given = os.environ.get("SPARK_HOME")
     if given:
         return Path(given)

@@ -1,8 +1,8 @@
 """The start of Spark on this machine, in less CPU time: an archive of the classes that its Java process loads.
 
-    python -m app.local.spark_start    make the archive anew; half a minute
+    python -m app.local.spark_start    create the archive again; half a minute
 
-The archive fits Spark's own jars, so it stands in Spark's folder. Without it Spark starts as ever.
+The archive fits Spark's own jars, so it is stored in Spark's directory. Without it Spark starts as usual.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LIMIT_S = 300
 _SMALL_JOB = """
 import sys
 from pyspark.sql import SparkSession, functions as F
-folder, jars = sys.argv[1:]
+work, jars = sys.argv[1:]
 spark = (
     SparkSession.builder.master("local[1]")
     .config("spark.jars", jars)
@@ -38,19 +38,19 @@ spark = (
 )
 rows = spark.range(100).select("id", F.udf(str)("id").alias("text"), (F.col("id") % 7).alias("part"))
 rows.groupBy("part").agg(F.max("text"), F.count("*")).orderBy("part").collect()
-rows.write.parquet(f"{folder}/in")
+rows.write.parquet(f"{work}/in")
 def keep(batch, number):
-    batch.join(batch.groupBy("part").count(), "part").write.mode("append").parquet(f"{folder}/out")
-read = spark.readStream.schema(rows.schema).parquet(f"{folder}/in")
-stream = read.writeStream.foreachBatch(keep).option("checkpointLocation", f"{folder}/checkpoint")
+    batch.join(batch.groupBy("part").count(), "part").write.mode("append").parquet(f"{work}/out")
+read = spark.readStream.schema(rows.schema).parquet(f"{work}/in")
+stream = read.writeStream.foreachBatch(keep).option("checkpointLocation", f"{work}/checkpoint")
 stream.trigger(availableNow=True).start().awaitTermination()
-spark.range(10).write.format("delta").save(f"{folder}/delta")
+spark.range(10).write.format("delta").save(f"{work}/delta")
 spark.stop()
 """
 
 
 def environ(*, short_run: bool = False) -> Mapping[str, str]:
-    """What the environment of a process that starts Spark has to say, beside what it says already.
+    """The variables to add to the environment of a process that starts Spark.
 
     Args:
         short_run: whether the job is a short one; see `java.SHORT_RUN`.
@@ -64,7 +64,7 @@ def environ(*, short_run: bool = False) -> Mapping[str, str]:
 
 
 def prepare() -> None:
-    """Makes the archive, in the place of an older one. In a folder that is read only there is none.
+    """Creates the archive, and replaces an older one. In a read-only directory it does nothing.
 
     Raises:
         JarsError: the jars cannot be fetched.
@@ -74,14 +74,14 @@ def prepare() -> None:
     path = _archive()
     if path is None:
         return
-    # Nothing needs it: whoever starts Spark later is told what is wrong with it.
+    # The archive is optional: if Spark does not work, later starts report why.
     with (
         contextlib.suppress(OSError, subprocess.SubprocessError),
         class_archive.recorded(path) as options,
         tempfile.TemporaryDirectory(prefix="wideload-spark-") as folder,
     ):
         path.unlink(missing_ok=True)
-        # It reads what Spark says to the end, which is the end of the Java process: that writes the archive last.
+        # It reads Spark's output until the Java process exits, which writes the archive last.
         subprocess.run(
             [sys.executable, "-c", _SMALL_JOB, folder, found],
             env={**os.environ, _OPTIONS: " ".join([*java.SHORT_RUN, *options]), "SPARK_LOCAL_IP": "127.0.0.1"},

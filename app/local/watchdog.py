@@ -1,9 +1,9 @@
 """A command that ends when its parent ends, for whatever reason.
 
 A small Python process, the watchdog, runs between the two. It holds the read end of a pipe, and only the parent has the
-write end. When the pipe closes, even by `kill -9`, the watchdog ends the command and removes a folder if it was given
-one. Linux's PR_SET_PDEATHSIG does not work on macOS, or when the thread that started the command has ended. The
-watchdog runs this file by its path, with the standard library only.
+write end. When the pipe closes, even by `kill -9`, the watchdog ends the command and removes the directory that it was
+given, if any. Linux's PR_SET_PDEATHSIG does not work on macOS, or when the thread that started the command has ended.
+The watchdog runs this file by its path, with the standard library only.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def watched(
         command: the command and its arguments.
         output: the target of stdout and stderr.
         environ: the environment; by default that of this process.
-        remove: the folder to remove if the parent ends while the command runs.
+        remove: the directory to remove if the parent ends while the command runs.
 
     Raises:
         OSError: the command cannot be run.

@@ -70,16 +70,16 @@ def cluster(broker: str, make_topic: MakeTopic) -> Cluster:
 def test_beginning_of_a_group(cluster: Cluster) -> None:
     """A first start into an empty topic just works; what is read is told."""
     both: dict[str, Any] = {"new": {}, "late": {RESET: "latest"}}
-    begins = "group {} has committed nothing: begins {} of 3 records in 2 partitions"
-    assert cluster.check(**both) == [begins.format("new", "at the first"), begins.format("late", "behind the last")]
+    begins = "group {} has committed nothing: starts {} of 3 records in 2 partitions"
+    assert cluster.check(**both) == [begins.format("new", "at the first"), begins.format("late", "after the last")]
     cluster.commit("new", 1)
     cluster.write(cluster.orders, 1)
-    known = "group new goes on at its committed offsets: 1 record in 1 partition is left"
+    known = "group new resumes at its committed offsets: 1 record in 1 partition is left"
     assert cluster.check(new={}) == [
-        f"{known}; 1 partition without a committed offset: begins at the first of 1 record in 1 partition"
+        f"{known}; 1 partition without a committed offset: starts at the first of 1 record in 1 partition"
     ]
     assert cluster.check(new={"topics": [cluster.orders], "output.topic": cluster.raw, RESET: "latest"}) == [
-        "group new has committed nothing: begins behind the last of 1 record in 2 partitions"
+        "group new has committed nothing: starts after the last of 1 record in 2 partitions"
     ]
 
 
@@ -94,7 +94,7 @@ def test_beginning_that_is_not_known(cluster: Cluster, monkeypatch: pytest.Monke
         monkeypatch.setattr(f"app.cluster.beginning.{name}", 0.1)
     monkeypatch.setattr("app.kafka.admin.AdminClient.find_coordinator", moving)
     (beginning,) = cluster.check(new={})
-    assert beginning.startswith("where group new begins is not known: ")
+    assert beginning.startswith("where group new starts is not known: ")
     assert "GroupCoordinatorNotAvailableError" in beginning
 
 
@@ -102,16 +102,16 @@ def test_pipeline_that_was_renamed(cluster: Cluster) -> None:
     """It would write all again: it starts only with the former group, or with a word; which group it was is told."""
     cluster.write(cluster.orders, 3)
     told = cluster.refusal(renamed={})
-    assert re.match(rf"\[pipeline\.renamed\] {RESET}: is not set; group renamed has committed nothing: begins", told)
+    assert re.match(rf"\[pipeline\.renamed\] {RESET}: is not set; group renamed has committed nothing: starts", told)
     assert (
-        "its former group (by default wideload- and the former name); if not, or if its topics were created again"
+        "its former group (by default wideload- and the former name); if not, or if its topics were recreated"
         in told
     )
     cluster.commit("orders", 2)
-    assert "its former group (offsets of these topics are committed by orders); if not" in cluster.refusal(renamed={})
+    assert "its former group (groups with committed offsets of these topics: orders); if not" in cluster.refusal(renamed={})
     for reset in ("earliest", "latest", "none"):
         assert "group renamed has committed nothing" in cluster.check(renamed={RESET: reset})[0]
-    assert cluster.check(renamed={"group.id": f"{cluster.raw}-orders"})[0].startswith("group orders goes on")
+    assert cluster.check(renamed={"group.id": f"{cluster.raw}-orders"})[0].startswith("group orders resumes")
 
 
 def test_pipelines_that_write_one_topic(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def test_pipelines_that_write_one_topic(cluster: Cluster, monkeypatch: pytest.Mo
     cluster.commit("first", 2)
     added: dict[str, Any] = {"first": {}, "second": {"topics": [cluster.other]}}
     assert cluster.check(**added)[1].startswith(
-        "group second has committed nothing: begins at the first of 1 record in"
+        "group second has committed nothing: starts at the first of 1 record in"
     )
     assert "[pipeline.renamed]" in cluster.refusal(renamed={}, second={"topics": [cluster.other], RESET: "latest"})
     expired = cluster.refusal(third={}, second={"topics": [cluster.other]})

@@ -27,7 +27,7 @@ def test_small_topics_are_warned_of(broker: str, make_topic: MakeTopic, tmp_path
         }
     }
     told = (
-        f"chunk.max.message.bytes is 67,108,864, and max.message.bytes of the sink {orders} is 1,048,588: ",
+        f"chunk.max.message.bytes is 67,108,864, and max.message.bytes of output topic {orders} is 1,048,588: ",
         f"retention.ms of the dead-letter topic {dead} is 1,000, and of topic {chunks} 2,000,000: ",
     )
     with WorkerProcess(tmp_path, {"bootstrap.servers": broker}, pipelines) as worker:

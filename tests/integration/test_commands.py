@@ -709,9 +709,9 @@ MISTAKES: Mapping[str, tuple[dict[str, object], dict[str, object], str]] = {
     "missing sink": (
         {}, {"output.topic": "{raw}-nix"}, "[pipeline.orders] output.topic: topic {raw}-nix does not exist",
     ),
-    "threshold above the sink's limit": (
+    "threshold above the output topic's limit": (
         {}, {"large.message.threshold.bytes": 2_000_000, "producer.compression.type": "none"},
-        "[pipeline.orders] large.message.threshold.bytes: found 2,000,000, which is above the sink's limit",
+        "[pipeline.orders] large.message.threshold.bytes: found 2,000,000, which exceeds the limit of the output topic",
     ),
     "secret of the wrong kind": (
         {"sasl.password": 7_777_777}, {}, "sasl.password: found ***, allowed is a value of type string",

@@ -116,11 +116,11 @@ def test_apply_for_each_policy_and_rule(place: Place) -> None:
     assert {name: row["verdict"] for name, row in before.items()} == {name: row[3] for name, row in rows.items()}
     assert before["delete"]["payloads"] == f"s3://payloads/p/{topics['delete']}/"
     said = {
-        "delete": f"no rule deletes payloads, so they stay for ever; records of topic {topics['delete']} stay for 7 d, "
-        "payloads should for 9 d; `wideload store lifecycle --apply` sets our own rule",
+        "delete": f"no rule deletes payloads, so they stay forever; topic {topics['delete']} keeps records for 7 d, "
+        "so payloads should be kept for 9 d; `wideload store lifecycle --apply` sets our own rule",
         "compact": "is compacted without delete (cleanup.policy=compact), so a TTL must not be used",
-        "forever": "keeps records for ever (retention.ms=-1), so a TTL must not be used",
-        "removed": f"but our own rule {own['removed']} deletes payloads after 9 d; it must go",
+        "forever": "keeps records forever (retention.ms=-1), so a TTL must not be used",
+        "removed": f"but our own rule {own['removed']} deletes payloads after 9 d; remove it",
         "others": "rule 'cheap' (keys that begin with p/",
     }
     assert {name: text in before[name]["message"] for name, text in said.items()} == dict.fromkeys(said, True)
@@ -129,12 +129,12 @@ def test_apply_for_each_policy_and_rule(place: Place) -> None:
     after = {own[name]: row[4] for name, row in rows.items() if row[4] is not None}
     assert place.rules() == after | others
     assert applied["shorter"]["message"].endswith(
-        "; --apply makes it no shorter, as another cluster may need it: remove it to begin anew"
+        "; --apply does not shorten it, because another cluster may need it: remove the rule to set a new one"
     )
     assert applied["others"]["message"] == (
-        f"rule 'cheap' (keys that begin with p/{topics['others']}/) deletes payloads after 3 d; records of topic "
-        f"{topics['others']} stay for 7 d, payloads should for 9 d; "
-        "--apply does not change rules that are not ours: change such a rule where it was made"
+        f"rule 'cheap' (keys that begin with p/{topics['others']}/) deletes payloads after 3 d; topic "
+        f"{topics['others']} keeps records for 7 d, so payloads should be kept for 9 d; "
+        "--apply does not change rules of others: change such a rule where it was created"
     )
     again = place.rows(pipelines, "--apply", status=1)
     assert {row["changed"] for row in again} == {None}

@@ -106,7 +106,7 @@ def test_worker_goes_on_where_a_record_is_refused(
         assert page["restarts"] in (1, 2)  # for the refused record, and if that came before the limit was seen, for it
         assert page["chunked_messages" if transforms == ["chunk"] else "offloaded_records"] == 2
         assert worker.terminate() == 0
-        assert "goes on, though it would not start any more" in worker.log.read_text()
+        assert "continues, although it could not be started now" in worker.log.read_text()
     assert values_of(way, way.inflated) == [(key, value) for _, key, value, _, _ in sent]
     found = [each.headers for each in read_all(way.broker, way.inflated)[0]]
     assert found == [tuple(headers) for _, _, _, headers, _ in sent]

@@ -425,13 +425,13 @@ def test_rights_to_the_control_topic(cluster: Cluster, way: Way) -> None:
     settings = parse({**document, **secured(cluster, "SASL_PLAINTEXT")}, {})
     steering = dataclasses.replace(settings, web_control=True)
     cluster.allow(USER, topic, DESCRIBE, DESCRIBE_CONFIGS)
-    may_not = "control.topic: this user may not Read topic .*, and each worker reads it"
+    may_not = "control.topic: this user lacks Read on topic .*, and each worker reads it"
     with pytest.raises(ConfigurationError, match=may_not):
         asyncio.run(check_control_topic(settings))
     cluster.allow(USER, topic, READ)
     asyncio.run(check_control_topic(settings))
     with pytest.raises(
-        ConfigurationError, match=r"may not Write topic .*, and a worker with web\.control\.enable writes"
+        ConfigurationError, match=r"lacks Write on topic .*, and a worker with web\.control\.enable writes"
     ):
         asyncio.run(check_control_topic(steering))
     cluster.allow(USER, topic, WRITE)

@@ -96,7 +96,7 @@ def test_margin(policy: str, rules: Sequence[ExpiryRule], margin_s: float | None
 @pytest.mark.parametrize(
     ("rules", "state", "part"),
     [
-        ([], "missing", "no rule deletes payloads, so they stay for ever"),
+        ([], "missing", "no rule deletes payloads, so they stay forever"),
         ([rule(9), rule(3)], "too-short", "rule 'theirs' (all keys) deletes payloads after 3 d"),
         ([rule(400), ours(9)], "ok", "our own rule ours deletes payloads after 9 d"),
         ([rule(400)], "too-long", "later than needed"),
@@ -112,7 +112,7 @@ def test_verdict_by_the_earliest_rule(rules: Sequence[ExpiryRule], state: str, p
         verdict = retention().judge(ordered)
         assert verdict.state == state
         assert part in verdict.message
-        assert "records of topic orders stay for 7 d, payloads should for 9 d" in verdict.message
+        assert "topic orders keeps records for 7 d, so payloads should be kept for 9 d" in verdict.message
         assert verdict.wrong is verdict.warns is (state in {"missing", "too-short"})
 
 
@@ -121,19 +121,19 @@ def test_verdict_by_the_earliest_rule(rules: Sequence[ExpiryRule], state: str, p
     [
         (7 * DAY, "compact", "is compacted without delete (cleanup.policy=compact)"),
         (7 * DAY, "", "is not cleaned up at all (cleanup.policy=)"),
-        (FOREVER, "delete", "keeps records for ever (retention.ms=-1)"),
-        (FOREVER, "compact,delete", "keeps records for ever (retention.ms=-1)"),
-        (2**63 - 1, "delete", "keeps records for ever"),
+        (FOREVER, "delete", "keeps records forever (retention.ms=-1)"),
+        (FOREVER, "compact,delete", "keeps records forever (retention.ms=-1)"),
+        (2**63 - 1, "delete", "keeps records forever"),
     ],
 )
 def test_verdict_where_records_stay(milliseconds: int, policy: str, reason: str) -> None:
-    """Where records stay for ever a TTL must not be used: that is a warning, and with any rule something is wrong."""
+    """Where records stay forever a TTL must not be used: that is a warning, and with any rule something is wrong."""
     topic = retention(milliseconds, policy)
     assert topic.recommended_days is None
     kept, lost = topic.judge([rule(3, tagged=True, whole=False)]), topic.judge([rule(9), ours(8)])
     assert (kept.state, kept.warns, kept.wrong) == ("no-ttl", True, False)
     assert (lost.state, lost.warns, lost.wrong) == ("forbidden", True, True)
-    assert "our own rule ours deletes payloads after 8 d; it must go" in lost.message
+    assert "our own rule ours deletes payloads after 8 d; remove it" in lost.message
     for message in (kept.message, lost.message):
         assert f"topic orders {reason}" in message
         assert "a TTL must not be used" in message
@@ -174,7 +174,7 @@ def test_notes_name_rules_for_tags_and_long_segments() -> None:
     """What the verdict leaves out is said: rules for tagged payloads only, and records that outlive their time."""
     tagged = rule(3, whole=False, tagged=True, scope="tag a=b")
     (note,) = retention().notes([tagged, ours(9)])
-    assert note == "rule 'theirs' (tag a=b) deletes some payloads after 3 d, if somebody gives payloads this tag"
+    assert note == "rule 'theirs' (tag a=b) deletes some payloads after 3 d, if they have this tag; Wideload sets none"
     (note,) = retention(segment_ms=7 * DAY).notes([ours(9)])
     assert note.startswith("records of topic orders may stay for up to 14 d: Kafka deletes whole segments")
     assert retention(segment_ms=2 * DAY).notes([ours(9)]) == []
@@ -198,7 +198,7 @@ def test_segments_count_for_the_age() -> None:
 @pytest.mark.parametrize(
     ("milliseconds", "text"),
     [
-        (-1, "for ever"),
+        (-1, "forever"),
         (0, "0 ms"),
         (7 * DAY, "7 d"),
         (36 * HOUR, "1 d 12 h"),

@@ -41,9 +41,9 @@ def test_warnings_sink_at_the_boundary() -> None:
     assert warnings(pipeline, plan_of(LARGEST)) == []
     assert warnings(pipeline, plan_of(LARGEST - 1)) == [
         (
-            "chunk.max.message.bytes is 1,000,000, and max.message.bytes of the sink orders is 1,000,079: an "
-            "assembled message over that stops the pipeline; raise the topic's limit to 1,000,080 and room for key and "
-            "headers, lower chunk.max.message.bytes, or add offload or chunk to transforms"
+            "chunk.max.message.bytes is 1,000,000, and max.message.bytes of output topic orders is 1,000,079: a "
+            "larger assembled message stops the pipeline; raise the topic's limit to 1,000,080 plus key and headers, "
+            "lower chunk.max.message.bytes, or add offload or chunk to transforms"
         )
     ]
 
@@ -51,7 +51,7 @@ def test_warnings_sink_at_the_boundary() -> None:
 def test_warnings_sink_say_what_happens() -> None:
     """Where there is a dead-letter topic the message goes there, however large."""
     (told,) = warnings(settings_of(["assemble"]), plan_of(1_000, 1_000))
-    assert "over that goes to topic dead;" in told
+    assert "a larger assembled message is written to dead-letter topic dead;" in told
 
 
 @pytest.mark.parametrize(
@@ -78,12 +78,12 @@ def test_warnings_sink_that_takes_no_inflated_value() -> None:
     assert warnings(pipeline, plan_of(1_081)) == []
     assert warnings(pipeline, plan_of(1_080)) == [
         (
-            "max.message.bytes of the sink orders is 1,080: no inflated value that is over "
+            "max.message.bytes of output topic orders is 1,080: no inflated value over "
             "large.message.threshold.bytes (1,000) fits, and a value that does not fit stops the pipeline; raise the "
             "topic's limit above the largest value, or set the threshold with which the values were offloaded"
         )
     ]
-    assert "goes to topic dead;" in warnings(pipeline, plan_of(1_080, 1_000))[0]
+    assert "is written to dead-letter topic dead;" in warnings(pipeline, plan_of(1_080, 1_000))[0]
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_wrapped_tombstones_are_refused_where_they_should_delete(
     ("topic", "told"),
     [
         (Topic("dlq", 1, 1_000_000, "compact"), r"errors\.deadletterqueue\.topic\.name: topic dlq has cleanup.policy"),
-        (Topic("dlq", 1, 1_000_000, "compact,delete"), r"refuse letters without a key"),
+        (Topic("dlq", 1, 1_000_000, "compact,delete"), r"refuse dead-letter records without a key"),
         (Topic("dlq", 1, LEAST_BYTES - 1, "delete"), r"max\.message\.bytes of topic dlq"),
     ],
 )
@@ -89,7 +89,7 @@ def test_threshold_over_the_limit_is_taken_where_records_are_compressed() -> Non
     keys = {"large.message.payload.store.class": "memory", "large.message.threshold.bytes": 10_001}
     pipeline = settings_of("offload", **keys, **{"producer.batch.size": 10_000})
     check_limits(pipeline, Topic("orders", 1, 10_000, "delete"))
-    with pytest.raises(ConfigurationError, match="above the sink's limit"):
+    with pytest.raises(ConfigurationError, match="exceeds the limit of the output topic"):
         check_limits(pipeline, Topic("orders", 1, 10_000, "delete", recompressed=True))
 
 
@@ -117,7 +117,7 @@ def test_a_transform_that_gets_nothing_is_refused() -> None:
             Topic("orders", 1, 10_000, "compact"),
             "output.topic: topic ord",
         ),
-        (["chunk"], Topic("raw", 1, 10_000, "delete"), Topic("orders", 1, 100, "delete"), "a chunk takes [0-9]+ bytes"),
+        (["chunk"], Topic("raw", 1, 10_000, "delete"), Topic("orders", 1, 100, "delete"), "a chunk requires [0-9]+ bytes"),
     ],
 )
 def test_topics_that_lose_or_refuse_chunks_are_refused(

@@ -36,9 +36,9 @@ def test_topics_are_listed_in_the_order_of_the_file() -> None:
     found = wanted(ROW, topic("refs", 6))
     assert {name: each.uses for name, each in found.items()} == {
         "raw": ("source of a",),
-        "refs": ("sink of a", "source of b"),
+        "refs": ("output of a", "source of b"),
         "dead": ("dead letters of a", "dead letters of b"),
-        "whole": ("sink of b",),
+        "whole": ("output of b",),
     }
     assert [each.key for each in found.values()] == [
         "topics", "output.topic", "errors.deadletterqueue.topic.name", "output.topic",

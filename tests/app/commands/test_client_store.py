@@ -99,13 +99,13 @@ def lifecycle(*arguments: str) -> tuple[int, str]:
 
 
 def test_lifecycle_of_a_store_without_rules(tmp_path: Path) -> None:
-    """Without a worker, and without brokers: the age from retention and segments; the store grows for ever."""
+    """Without a worker, and without brokers: the age from retention and segments; the store grows without limit."""
     store = ("-s", f"{CLASS}=filesystem", "-s", f"filesystem.root={tmp_path}", "--json")
     status, output = lifecycle("--topic", "orders", "--retention-ms", WEEK, *store)
     row = json.loads(output)
     assert (status, row["verdict"], row["recommended_days"]) == (0, "no-rules", 15)
     assert (row["pipeline"], row["transform"], row["payloads"]) == (None, "client", f"{tmp_path.as_uri()}/orders/")
-    assert "it grows for ever unless a sweep is scheduled" in row["message"]
+    assert "it grows without limit unless one is scheduled" in row["message"]
     _, output = lifecycle("--topic", "orders", "--retention-ms", WEEK, "--segment-ms", "86400000", *store)
     assert json.loads(output)["recommended_days"] == 9
     status, output = lifecycle("--topic", "a", "--topic", "b", "--cleanup-policy", "compact", *store)
@@ -121,7 +121,7 @@ def test_lifecycle_of_a_store_without_rules(tmp_path: Path) -> None:
         (("-s", "a=b"), "--store: is for topics of clients; name one with --topic"),
         (("--topic", "orders", "--retention-ms", "1"), f"{CLASS}=… is missing"),
         (("--topic", "a/b", "--retention-ms", "1"), "topic: found 'a/b'"),
-        (("--topic", "a", "-s", f"{CLASS}=memory", "--segment-ms", "1"), "--segment-ms: needs --retention-ms"),
+        (("--topic", "a", "-s", f"{CLASS}=memory", "--segment-ms", "1"), "--segment-ms: requires --retention-ms"),
         (("--topic", "a", "-s", f"{CLASS}=memory", "--cleanup-policy", "never"), "--cleanup-policy: found 'never'"),
         (("--topic", "a", "-s", f"{CLASS}=memory"), "--bootstrap-servers: is missing"),
     ],

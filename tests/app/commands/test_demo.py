@@ -55,12 +55,12 @@ def test_folder_gives_every_file_a_key_of_its_own(tmp_path: Path) -> None:
 
 def test_folder_missing_empty_or_none(tmp_path: Path) -> None:
     """A file that cannot be sent gives one sentence with its name."""
-    with pytest.raises(ConfigurationError, match=r"INPUT: there is no folder .*nix"):
+    with pytest.raises(ConfigurationError, match=r"INPUT: directory .*nix does not exist"):
         from_folder(tmp_path / "nix")
-    with pytest.raises(ConfigurationError, match="INPUT: there is no file in"):
+    with pytest.raises(ConfigurationError, match="INPUT: directory .* contains no files"):
         from_folder(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError, match=r"INPUT: .*file is not a folder"):
+    with pytest.raises(ConfigurationError, match=r"INPUT: .*file is not a directory"):
         from_folder(tmp_path / "file")
 
 
@@ -71,7 +71,7 @@ def test_folder_with_a_file_too_large(tmp_path: Path) -> None:
         file.truncate(LARGEST_BYTES)
     assert from_folder(tmp_path)[0].size == LARGEST_BYTES
     os.truncate(path, LARGEST_BYTES + 1)
-    with pytest.raises(ConfigurationError, match=r"large has 100\.0 MB; the demo takes files of up to 100\.0 MB"):
+    with pytest.raises(ConfigurationError, match=r"large has 100\.0 MB; the demo accepts files of up to 100\.0 MB"):
         from_folder(tmp_path)
 
 
@@ -177,7 +177,7 @@ def test_demo_asks_its_worker_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -
 def test_demo_says_what_is_missing(tmp_path: Path) -> None:
     """Without files or Java, the status is 2 with one line, and nothing was started."""
     empty = demo(str(tmp_path))
-    assert (empty.returncode, empty.stderr) == (2, f"wideload: INPUT: there is no file in {tmp_path}\n")
+    assert (empty.returncode, empty.stderr) == (2, f"wideload: INPUT: directory {tmp_path} contains no files\n")
     (tmp_path / "file").write_bytes(b"x")
     no_java = demo(str(tmp_path), environ={"JAVA_HOME": str(tmp_path), "PATH": ""})
     assert no_java.returncode == 2
