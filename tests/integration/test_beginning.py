@@ -104,11 +104,10 @@ def test_pipeline_that_was_renamed(cluster: Cluster) -> None:
     told = cluster.refusal(renamed={})
     assert re.match(rf"\[pipeline\.renamed\] {RESET}: is not set; group renamed has committed nothing: starts", told)
     assert (
-        "its former group (by default wideload- and the former name); if not, or if its topics were recreated"
-        in told
+        "its former group (by default wideload- and the former name); if not, or if its topics were recreated" in told
     )
     cluster.commit("orders", 2)
-    assert "its former group (groups with committed offsets of these topics: orders); if not" in cluster.refusal(renamed={})
+    assert "(groups with committed offsets of these topics: orders); if not" in cluster.refusal(renamed={})
     for reset in ("earliest", "latest", "none"):
         assert "group renamed has committed nothing" in cluster.check(renamed={RESET: reset})[0]
     assert cluster.check(renamed={"group.id": f"{cluster.raw}-orders"})[0].startswith("group orders resumes")

@@ -117,7 +117,12 @@ def test_a_transform_that_gets_nothing_is_refused() -> None:
             Topic("orders", 1, 10_000, "compact"),
             "output.topic: topic ord",
         ),
-        (["chunk"], Topic("raw", 1, 10_000, "delete"), Topic("orders", 1, 100, "delete"), "a chunk requires [0-9]+ bytes"),
+        (
+            ["chunk"],
+            Topic("raw", 1, 10_000, "delete"),
+            Topic("orders", 1, 100, "delete"),
+            "a chunk requires [0-9]+ bytes",
+        ),
     ],
 )
 def test_topics_that_lose_or_refuse_chunks_are_refused(

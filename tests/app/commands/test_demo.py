@@ -57,7 +57,7 @@ def test_folder_missing_empty_or_none(tmp_path: Path) -> None:
     """A file that cannot be sent gives one sentence with its name."""
     with pytest.raises(ConfigurationError, match=r"INPUT: directory .*nix does not exist"):
         from_folder(tmp_path / "nix")
-    with pytest.raises(ConfigurationError, match="INPUT: directory .* contains no files"):
+    with pytest.raises(ConfigurationError, match=r"INPUT: directory .* contains no files"):
         from_folder(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match=r"INPUT: .*file is not a directory"):
