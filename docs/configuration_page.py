@@ -132,8 +132,8 @@ _SECTIONS: Sequence[tuple[str, str, Sequence[Key]]] = (
     ),
     (
         "Stores",
-        "In the same places, for all stores. A store class of your own gets these keys, and all keys that are not "
-        "listed here; see [serializers.md](serializers.md#a-store-of-your-own).",
+        "In the same places, for all stores. A custom store class receives these keys, and all keys that are not "
+        "listed here; see [serializers.md](serializers.md#custom-store).",
         COMMON_KEYS,
     ),
     *(

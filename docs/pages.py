@@ -16,7 +16,6 @@ GENERATED: Mapping[Path, Callable[[], str]] = {
     python_page.PAGE: python_page.page,
     numbers_page.PAGE: numbers_page.page,
     numbers_page.README: numbers_page.readme,
-    numbers_page.SERIALIZERS: numbers_page.serializers,
     tried_page.PAGE: lambda: tried_page.page(tried_page.PAGE.read_text(encoding="utf-8")),
     _SCALE: lambda: scale.page(_SCALE.read_text(encoding="utf-8")),
 }

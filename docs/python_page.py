@@ -1,6 +1,6 @@
 """docs/python.md, the frame of the Python API; `make docs` writes it.
 
-The site puts the docstrings in.
+The site inserts the docstrings.
 """
 
 from __future__ import annotations
@@ -33,9 +33,34 @@ _INTRODUCTION = """\
 
 # Python API
 
-All public names, by their docstrings, which the site shows (`make docs-site`). A name that several modules have is told
-once. [serializers.md](serializers.md) shows how the serializers work together, [spark.md](spark.md) the same for Spark.
-`wideload._internal` is private.
+On GitHub this page is only a list of names. The built site (`make docs-site`) shows each name with its signature and
+its docstring. A name that several modules export is listed once.
+
+[serializers.md](serializers.md) shows how to use the serializers, [spark-program.md](spark-program.md) how to use the
+functions for Spark.
+
+## Modules
+
+The installed package has one top-level name, `wideload`, so your application may have an `app/`, `jobs/` or `stores/`.
+Names are imported on first use: `import wideload` imports neither a Kafka client nor boto3, and a module for a client
+requires that client. Only the names on this page are public. `wideload._internal` may change with each release.
+
+| module | content |
+| --- | --- |
+| `wideload` | all names of `wideload.serializers` and `wideload.chunks`; `PayloadStore`, `open_store` |
+| `wideload.serializers` | serializers, deserializers and their errors |
+| `wideload.serializers.confluent`, `.aiokafka`, `.kafka_python`, `.faust` | their integration with each client |
+| `wideload.chunks` | [clients for chunks](chunks.md#in-clients) |
+| `wideload.batches` | the [producer of KIP-126](batches.md#without-the-worker) |
+| `wideload.wrapper` | the [message wrapper](wrapper.md), and the table of its headers |
+| `wideload.stores` | the interfaces for a [custom store](serializers.md#custom-store) |
+| `wideload.stores.filesystem`, `.memory`, `.s3`, `.gcs`, `.azure` | the built-in stores |
+| `wideload.errors` | all errors |
+| `wideload.worker` | `app`, for Faust's own command: `faust -A wideload.worker worker` |
+| `wideload.jobs.NAME` | the [Spark jobs](spark.md), and functions for DataFrames |
+
+In a clone, the code itself is at the top level, in `app/`, `jobs/`, `stores/` and `transforms/`. With an editable
+installation (`pip install -e`, `make setup`), which is for work on Wideload, Python finds these four names too.
 """
 
 
@@ -46,7 +71,7 @@ def page() -> str:
 
 def _sections() -> Iterator[str]:
     errors = set(importlib.import_module("wideload.errors").__all__)
-    told: set[str] = set()
+    listed: set[str] = set()
     for module in MODULES:
         found = importlib.import_module(module)
         yield f"## {module}\n"
@@ -54,9 +79,9 @@ def _sections() -> Iterator[str]:
         for name in found.__all__:
             home = f"{found.__name__}.{name}"
             identity = _identity(found, name)
-            if identity in told or name in _NOT_IMPORTED or (name in errors and module not in _LAST):
+            if identity in listed or name in _NOT_IMPORTED or (name in errors and module not in _LAST):
                 continue
-            told.add(identity)
+            listed.add(identity)
             yield f"::: {home}\n"
 
 

@@ -114,9 +114,9 @@ def test_pages_import_what_there_is() -> None:
 
 
 def test_table_of_the_page_has_each_module() -> None:
-    """docs/serializers.md names each public module, by its name or by the end of it behind that of its package."""
-    text = (ROOT / "docs" / "serializers.md").read_text(encoding="utf-8")
-    table = text.partition("## What to import")[2].partition("\n## ")[0]
+    """docs/python.md names each public module, by its name or by the end of it behind that of its package."""
+    text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    table = text.partition("## Modules")[2].partition("\n## ")[0]
     named = [each for each in MODULES if each != "wideload.__main__" and not each.startswith("wideload.jobs")]
     assert [each for each in named if f"`{each}`" not in table and f"`.{each.rpartition('.')[2]}`" not in table] == []
     assert "`wideload.jobs.NAME`" in table

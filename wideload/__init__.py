@@ -3,7 +3,7 @@
     from wideload import LargeMessageSerializer, LargeMessageDeserializer, PayloadStore
 
 A name is imported at its first use, so `import wideload` imports no Kafka client, no boto3 and no PySpark. The modules
-below are public too; whatever `wideload._internal` holds is not. docs/serializers.md has the table.
+below are public too; whatever `wideload._internal` holds is not. docs/python.md has the table.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Needs a topic and a bucket:
 
     export KAFKA_BOOTSTRAP_SERVERS=localhost:9092 S3_BUCKET=payloads
-    export AWS_ENDPOINT_URL=http://localhost:9000 AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=... AWS_DEFAULT_REGION=...
+    export AWS_ENDPOINT_URL=http://127.0.0.1:7070 AWS_ACCESS_KEY_ID=me AWS_SECRET_ACCESS_KEY=a-long-password
     python docs/examples/aiokafka_client.py orders
 """
 
@@ -60,7 +60,7 @@ async def read(consumer: DeserializingConsumer) -> ConsumerRecord:
 
 
 async def main(topic: str) -> None:
-    """Sends 5 MB, and reads until they come."""
+    """Sends 5 MB, and reads until they arrive."""
     order = {"id": os.getpid(), "scan": "x" * 5_000_000}
     async with SerializingProducer(PRODUCER) as producer:
         await producer.send_and_wait(topic, order, key=b"order")

@@ -1,4 +1,4 @@
-"""aiokafka with chunks: a large value goes through a topic that takes no large records, without a worker or a store.
+"""aiokafka with chunks: a large value passes through a topic with a lower limit, without a worker or a store.
 
 Needs a topic:
 
@@ -23,12 +23,12 @@ CONSUMER = {
 
 
 def lost(discarded: Discarded) -> None:
-    """A producer died midway, or somebody wrote nonsense: an application might keep `discarded.records`."""
+    """A producer stopped midway, or a record is malformed; an application might keep `discarded.records`."""
     print(f"not a message: {discarded.reason}, {discarded.detail}")
 
 
 async def main(topic: str) -> None:
-    """Sends 5 MB, reads until they come, and goes back to them."""
+    """Sends 5 MB, reads until they arrive, and seeks back to them."""
     scan = os.urandom(5_000_000)
     async with ChunkingProducer(COMMON) as producer:
         sent = await producer.send_and_wait(topic, scan, key=b"scan", headers=[("kind", b"x-ray")])

@@ -3,7 +3,7 @@
 Needs a topic and a bucket:
 
     export KAFKA_BOOTSTRAP_SERVERS=localhost:9092 S3_BUCKET=payloads
-    export AWS_ENDPOINT_URL=http://localhost:9000 AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=... AWS_DEFAULT_REGION=...
+    export AWS_ENDPOINT_URL=http://127.0.0.1:7070 AWS_ACCESS_KEY_ID=me AWS_SECRET_ACCESS_KEY=a-long-password
     python docs/examples/confluent_client.py orders
 """
 
@@ -41,14 +41,14 @@ CONSUMER = {
     **COMMON,
     "group.id": "confluent-example",
     "auto.offset.reset": "earliest",
-    # Else librdkafka stores the offset of a record before it is deserialized, and a commit passes what failed.
+    # Otherwise librdkafka stores an offset before its record is deserialized, and a commit passes failed records.
     "enable.auto.offset.store": False,
     "value.deserializers": [LargeMessageDeserializer, json.loads],
 }
 
 
 def delivered(error: KafkaError | None, _: Message) -> None:
-    """Without it, a record that Kafka does not take is lost without a word; what it raises, `flush` raises."""
+    """Raises an error for a record that Kafka rejects, which `flush` passes on; without it, the record is lost."""
     if error is not None:
         raise KafkaException(error)
 
@@ -62,10 +62,10 @@ def read(consumer: DeserializingConsumer) -> Message:
             failed = error.exception
             if not isinstance(failed, RecordDeserializationError):
                 raise
-            if isinstance(failed.__cause__, PayloadNotFoundError):  # its TTL is over: the next poll goes on behind it
+            if isinstance(failed.__cause__, PayloadNotFoundError):  # its TTL is over: skip the record
                 print(failed)
                 consumer.store_offsets(offsets=[TopicPartition(failed.topic, failed.partition, failed.offset + 1)])
-            elif failed.retriable:  # the store is down: back to the same record
+            elif failed.retriable:  # the store is down: read the record again
                 time.sleep(1)
                 consumer.seek(TopicPartition(failed.topic, failed.partition, failed.offset))
             else:
@@ -76,7 +76,7 @@ def read(consumer: DeserializingConsumer) -> Message:
 
 
 def main(topic: str) -> None:
-    """Sends 5 MB, and reads until they come."""
+    """Sends 5 MB, and reads until they arrive."""
     order = {"id": os.getpid(), "scan": "x" * 5_000_000}
 
     with SerializingProducer(PRODUCER) as producer:

@@ -1,9 +1,9 @@
-"""Faust: a large value is sent and read back; the agent gets a stand-in for a record whose payload is gone.
+"""Faust: a large value is sent and read back; a record whose payload is gone is replaced.
 
 Needs a topic and a bucket:
 
     export KAFKA_BOOTSTRAP_SERVERS=localhost:9092 S3_BUCKET=payloads ORDERS_TOPIC=orders
-    export AWS_ENDPOINT_URL=http://localhost:9000 AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=... AWS_DEFAULT_REGION=...
+    export AWS_ENDPOINT_URL=http://127.0.0.1:7070 AWS_ACCESS_KEY_ID=me AWS_SECRET_ACCESS_KEY=a-long-password
     python docs/examples/faust_app.py worker
 """
 
@@ -28,7 +28,7 @@ class Order(faust.Record):
 
 
 def lost(error: SerializationError, message: Message) -> Order:
-    """The stand-in for a record whose payload is gone, so that the agent can go on."""
+    """Replaces a record whose payload is gone, so that the agent can continue."""
     print(f"offset {message.offset}: {error.__cause__}")
     return Order(id=-1, lost=True)
 

@@ -3,7 +3,7 @@
 Needs a topic and a bucket:
 
     export KAFKA_BOOTSTRAP_SERVERS=localhost:9092 S3_BUCKET=payloads
-    export AWS_ENDPOINT_URL=http://localhost:9000 AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=... AWS_DEFAULT_REGION=...
+    export AWS_ENDPOINT_URL=http://127.0.0.1:7070 AWS_ACCESS_KEY_ID=me AWS_SECRET_ACCESS_KEY=a-long-password
     python docs/examples/kafka_python_client.py orders
 """
 
@@ -61,7 +61,7 @@ def read(consumer: DeserializingConsumer) -> ConsumerRecord:
 
 
 def main(topic: str) -> None:
-    """Sends 5 MB, and reads until they come."""
+    """Sends 5 MB, and reads until they arrive."""
     order = {"id": os.getpid(), "scan": "x" * 5_000_000}
     with SerializingProducer(PRODUCER) as producer:
         producer.send(topic, order, key=b"order").get(60)

@@ -1,4 +1,4 @@
-"""A Spark program of your own: values as producers sent them, and large ones back to Kafka as references.
+"""A custom Spark program: values as producers sent them, and large ones back to Kafka as references.
 
 python spark_program.py BOOTSTRAP_SERVERS TOPIC COPY_TOPIC FOLDER_OF_PAYLOADS
 """
@@ -14,7 +14,7 @@ from wideload.jobs.offload import offload
 from wideload.jobs.source import WideloadDataSource
 
 
-def tell(how: str, rows: DataFrame) -> None:
+def show(how: str, rows: DataFrame) -> None:
     """Prints how many values there are, and how long they are together."""
     size = functions.coalesce(functions.sum(functions.length("value")), functions.lit(0))
     for count, total in rows.agg(functions.count("value"), size).collect():
@@ -33,12 +33,12 @@ def main(servers: str, topic: str, copy: str, folder: str) -> None:
     # Spark's own Kafka source; references and chunks become values.
     source = spark.read.format("kafka").options(**kafka).option("subscribe", topic)
     orders = inflate(assemble(source.option("includeHeaders", "true").load()), store)
-    tell("inflate", orders)
+    show("inflate", orders)
 
-    # The same with the source of this project, which reads streams of chunks, too.
+    # The source of this project does both, and also reads streams of chunks.
     spark.dataSource.register(WideloadDataSource)
     whole = spark.read.format("wideload").options(**kafka, **store).option("subscribe", topic).load()
-    tell("wideload", whole)
+    show("wideload", whole)
 
     # Values of more than 1,000 bytes go to the store, and references to Kafka.
     rows = offload(orders.select("key", "value"), store, 1_000, topic=copy)

@@ -1,4 +1,4 @@
-"""Streams of a Spark program of your own: what is new in a topic, since the last run, as values that producers sent.
+"""A custom Spark program with streams: what was added to a topic since the last run, as values that producers sent.
 
 python spark_stream.py BOOTSTRAP_SERVERS TOPIC FOLDER_OF_PAYLOADS OUTPUT_FOLDER
 """
