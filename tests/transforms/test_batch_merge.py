@@ -91,3 +91,23 @@ def test_damaged_batch_is_refused_or_read(at: int) -> None:
             assert data != whole
         else:
             assert merged.count == 2
+
+
+def counted(data: bytes, count: int) -> bytes:
+    """A batch that says it has so many records."""
+    return data[:23] + bytes((0, 0, 0, count - 1)) + data[27:57] + bytes((0, 0, 0, count)) + data[61:]
+
+
+def test_what_is_wrong_is_said() -> None:
+    """Where a record or the batch ends in another place than it says."""
+    data = bytes(batch(FIRST, [(0, b"k", b"v", ()), (1, b"k", b"v", ())]).data)
+    size = len(data)
+    for changed, said in (
+        (data[:61] + b"\x7e" + data[62:], ("record", "a length of 63", f"up to {size - 62}")),
+        (data[:61] + b"\x0f" + data[62:], ("record", "a length of 7", f"up to {size - 62}")),
+        (counted(data, 3), ("records of a batch", f"an end at byte {size}", "3 records")),
+        (counted(data, 1), ("records of a batch", f"{(size - 61) // 2} bytes more", "1 records")),
+    ):
+        with pytest.raises(MalformedError) as caught:
+            merge([RecordBatch.read(memoryview(changed))])
+        assert (caught.value.field, caught.value.found, caught.value.allowed) == said

@@ -8,9 +8,21 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from transforms.errors import PayloadCorruptError
-from transforms.letter import MARK, REPLAYS, Cause, Letter, batch_letter, dead_letter, is_bare
+from transforms.errors import MalformedError, PayloadCorruptError
+from transforms.letter import (
+    MARK,
+    REPLAYS,
+    Cause,
+    Letter,
+    batch_letter,
+    dead_letter,
+    is_bare,
+    may_refer,
+    open_letter,
+)
 from transforms.record import Header, Record
+from transforms.reference import MAX_PATH_BYTES
+from transforms.wrapper import MessageWrapper
 
 
 @dataclass(frozen=True)
@@ -149,3 +161,72 @@ def test_a_replay_is_the_record_with_its_count_in_front() -> None:
     first = Letter(Record(b"k", b"v", own, 7), {}).replayed()
     assert first == Record(b"k", b"v", ((REPLAYS, b"1"), *own), 7)
     assert Letter(first, {}, 1).replayed() == Record(b"k", b"v", ((REPLAYS, b"2"), *own), 7)
+
+
+def opened(value: bytes | None, *headers: Header) -> Letter:
+    """What is read of a dead-letter record."""
+    return open_letter(Record(b"k", value, headers, 7))
+
+
+def test_own_headers_and_those_of_connect() -> None:
+    """Connect's begin at the last topic and go on to the end; one in front of them is the record's own."""
+    topic, stage = ("__connect.errors.topic", b"raw\xff"), ("__connect.errors.stage", None)
+    own: tuple[Header, ...] = (("a", b"1"), stage, ("b", None))
+    letter = opened(b"v", *own, topic, stage)
+    assert letter == Letter(Record(b"k", b"v", own, 7), {"topic": "raw\ufffd", "stage": ""})
+    assert opened(b"v", *own, topic, ("c", b"")).context == {}
+    assert opened(None, *own, stage) == Letter(Record(b"k", None, (*own, stage), 7), {})
+    assert opened(b"v", topic, (MARK, b"bare-value")) == Letter(Record(b"k", b"v", (topic,), 7), {})
+
+
+@pytest.mark.parametrize(
+    ("header", "count"),
+    [
+        ((REPLAYS, b"3"), 3),
+        ((REPLAYS, b"999999"), 999_999),
+        ((REPLAYS, b"1000000"), 0),
+        ((REPLAYS, b"-1"), 0),
+        ((REPLAYS, b""), 0),
+        ((REPLAYS, None), 0),
+        (("a", b"3"), 0),
+    ],
+)
+def test_replays_are_counted_in_the_first_header(header: Header, count: int) -> None:
+    """What is no count is none; and one that stands behind is the record's own."""
+    assert opened(b"v", header, ("a", REPLAYS.encode())).replays == count
+    assert opened(b"v", ("a", b""), header).replays == 0
+
+
+@pytest.mark.parametrize("mark", [b"whol", b"bare-whol", b"", None])
+def test_mark_of_another_kind_is_refused(mark: bytes | None) -> None:
+    """The kinds that there are stand in the sentence."""
+    with pytest.raises(MalformedError) as caught:
+        opened(b"v", (MARK, mark))
+    found = (mark or b"").decode()
+    assert (caught.value.field, caught.value.found, caught.value.allowed) == (MARK, found, "whole, value or record")
+
+
+def test_record_that_is_missing_is_refused() -> None:
+    """A value that should be a whole record is null."""
+    with pytest.raises(MalformedError) as caught:
+        opened(None, (MARK, b"record"))
+    assert (caught.value.field, caught.value.found) == ("value", "null")
+
+
+def test_values_that_may_refer() -> None:
+    """A reference in the format of the topic or in bakdata's, if it is short enough for a path; or a wrapper."""
+    flagged: tuple[Header, ...] = (("__large.message.backed.value", b"\x01"),)
+    longest = MAX_PATH_BYTES + 1
+    for value, refers in (
+        (b"", False),
+        (None, False),
+        (b"x", True),
+        (b"x" * longest, True),
+        (b"x" * (longest + 1), False),
+    ):
+        assert may_refer(Record(None, value, flagged), "wideload") is refers
+    most = 1_048_576
+    bare = len(MessageWrapper({}, b"").serialize())
+    for size, refers in ((most, True), (most + 1, False)):
+        assert may_refer(Record(None, MessageWrapper({}, bytes(size - bare)).serialize()), "wideload") is refers
+    assert not may_refer(Record(None, b"plain"), "wideload")
