@@ -189,7 +189,7 @@ def _settings(arguments: argparse.Namespace) -> BackfillSettings:
 def _source(arguments: argparse.Namespace, use: StoreUse | None) -> Source:
     given = arguments.store or arguments.store_config or use
     if not given and arguments.to == "references" and not arguments.dry_run:
-        raise ConfigurationError("--store", f"{STORE_CLASS}=… is missing; give the keys of the worker's pipeline")
+        raise ConfigurationError("--store", f"{STORE_CLASS}=… is missing; pass the properties of the worker's pipeline")
     # Without a store chunks can be assembled; an empty one refuses every reference.
     store = store_config(arguments, use, arguments.source) if given else {STORE_CLASS: "memory"}
     name = "wideload" if use is None else use.formats.get(arguments.source, "wideload")

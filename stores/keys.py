@@ -185,7 +185,7 @@ def unknown(name: str, known: Iterable[str]) -> ConfigurationError:
     """The error for an unknown key, with the nearest known name."""
     near = nearest(name, known)
     hint = "" if near is None else f"; did you mean {near}?"
-    return ConfigurationError(name, f"is not a key that is known here{hint}")
+    return ConfigurationError(name, f"unknown property{hint}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -207,4 +207,4 @@ def misspelt(name: str, known: Iterable[str]) -> ConfigurationError | None:
     if near is None and not difflib.get_close_matches(first, [OURS], n=1, cutoff=_TYPO):
         return None
     reason = unknown(name, names).reason
-    return ConfigurationError(name, f"{reason}; if a custom class has this key, list it in its KEYS")
+    return ConfigurationError(name, f"{reason}; if a custom class has this property, list it in its KEYS")

@@ -111,7 +111,7 @@ def configure(arguments: argparse.Namespace) -> None:
         servers = os.environ.get(SERVERS_VARIABLE) if arguments.settings is None else None
         arguments.bootstrap_servers = servers or (arguments.settings and arguments.settings.client.bootstrap_servers)
     if not arguments.bootstrap_servers:
-        raise ConfigurationError("--bootstrap-servers", "is missing; give it, or a configuration with -c")
+        raise ConfigurationError("--bootstrap-servers", "is missing; pass it, or a configuration with -c")
 
 
 def client_settings(arguments: argparse.Namespace, *, of_spark: bool = False) -> ClientSettings:
@@ -158,7 +158,7 @@ def store_use(arguments: argparse.Namespace, topics: Sequence[str]) -> StoreUse 
     """
     if arguments.settings is None:
         if arguments.pipeline is not None:
-            raise ConfigurationError("--pipeline", "is one of a configuration; give that with -c")
+            raise ConfigurationError("--pipeline", "requires a configuration; pass it with -c")
         return None
     return use_of(arguments.settings, arguments.pipeline, topics)
 
@@ -189,7 +189,7 @@ def store_config(
         base |= use.encryption_of(topic)
     name = given.get(STORE_CLASS, base.get(STORE_CLASS))
     if not isinstance(name, str):
-        raise ConfigurationError("--store", f"{STORE_CLASS}=… is missing; give the keys of the worker's pipeline")
+        raise ConfigurationError("--store", f"{STORE_CLASS}=… is missing; pass the properties of the worker's pipeline")
     config = base | coerced(name, given)
     with closing(open_store(config)) as store:
         if use is not None and given and isinstance(store, Store):
@@ -197,7 +197,7 @@ def store_config(
                 if not isinstance(configured, Store) or configured.root != store.root:
                     raise ConfigurationError(
                         "--store",
-                        f"makes {store.root.uri} the store, and the configuration says another one; leave -c out",
+                        f"names the store {store.root.uri}, but the configuration has another one; leave -c out",
                     )
     return config
 
@@ -219,7 +219,7 @@ def at_least(least: int) -> Callable[[str], int]:
     def number(text: str) -> int:
         found = int(text)
         if found < least:
-            raise argparse.ArgumentTypeError(f"is {least} or more")
+            raise argparse.ArgumentTypeError(f"must be {least} or more")
         return found
 
     return number
@@ -236,7 +236,7 @@ def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
         key, separator, value = text.partition("=")
         if not separator or not key.strip():
             # The text may be a secret in the wrong place, so the message does not repeat it.
-            raise ConfigurationError(option, "is KEY=VALUE, and one that was given has no '=' or no key")
+            raise ConfigurationError(option, "must be KEY=VALUE, but one of them has no '=' or no key")
         found[key.strip()] = value
     return found
 

@@ -125,8 +125,8 @@ def chunk_settings(
     if splits and _THRESHOLD in given and (strategy == "chunk" or "offload" not in transforms):
         raise ConfigurationError(
             _THRESHOLD,
-            f"is given, but nothing is offloaded; {_MAX_BYTES}, or else the limit of the sink, decides which values "
-            "are split",
+            f"has no effect, as nothing is offloaded; {_MAX_BYTES}, or else the limit of the output topic, determines "
+            "which values are split",
         )
     pending = values[_PENDING_BYTES] or max(1, in_flight_bytes // 2)
     message = values[_MESSAGE_BYTES] or max(1, min(_LIMITS.message_bytes, in_flight_bytes // 4))
@@ -154,12 +154,12 @@ def _check_strategy(strategy: Strategy, form: str, transforms: Sequence[str]) ->
         return
     if "offload" not in transforms and "inflate" not in transforms:
         raise ConfigurationError(
-            _STRATEGY, f"found {strategy!r}, which needs offload or inflate; transforms are {list(transforms)}"
+            _STRATEGY, f"found {strategy!r}, which requires offload or inflate; transforms are {list(transforms)}"
         )
     if "chunk" in transforms:
         raise ConfigurationError(_STRATEGY, f"found {strategy!r}, which cannot be used with 'chunk' in transforms")
     if form != "wideload":
-        raise ConfigurationError(_STRATEGY, f"found {strategy!r}; readers of {_FORMAT} {form!r} know no chunks")
+        raise ConfigurationError(_STRATEGY, f"found {strategy!r}; readers of {_FORMAT} {form!r} do not support chunks")
 
 
 def check_order(transforms: Sequence[str]) -> None:
@@ -171,9 +171,10 @@ def check_order(transforms: Sequence[str]) -> None:
     if "assemble" in transforms[1:]:
         raise ConfigurationError(
             "transforms",
-            f"found {list(transforms)}; assemble goes first: it assembles the chunks of the source topic",
+            f"found {list(transforms)}; assemble must be first, as it assembles the chunks of the source topic",
         )
     if "chunk" in transforms[:-1]:
         raise ConfigurationError(
-            "transforms", f"found {list(transforms)}; chunk goes last: a transform after it would get pieces of values"
+            "transforms",
+            f"found {list(transforms)}; chunk must be last, as a transform after it would receive pieces of values",
         )

@@ -40,8 +40,9 @@ _ELSEWHERE: Mapping[str, str] = {
 # Keys of Kafka's consumer for something that the worker does not have, and why.
 _REFUSED: Mapping[str, str] = {
     "consumer.group.protocol": (
-        "is not a key that is known here: the worker is a member by the protocol classic, as its client aiokafka has "
-        "no other; brokers of Kafka 4.0 and newer let it share a group with members of the protocol consumer (KIP-848)"
+        "unknown property: the worker joins groups with the protocol classic, the only one that its client aiokafka "
+        "supports; brokers of Kafka 4.0 and newer let it share a group with members that use the protocol consumer "
+        "(KIP-848)"
     ),
 }
 
@@ -60,7 +61,7 @@ def flatten(
         for key, item in items.items():
             with findings.noted():
                 if key in flat:
-                    raise ConfigurationError(key, "is given twice: with quotes and without")
+                    raise ConfigurationError(key, "is set twice: with and without quotes")
                 flat[key] = item  # before it is filled in: a name that fails has its place in the file all the same
                 flat[key] = item if nested else fill_in(key, item, environ)
     return flat
@@ -88,14 +89,12 @@ def check_top_names(values: Mapping[str, object], findings: Findings) -> Sequenc
     for name in names:
         first = name.partition(".")[0]
         if name in OWN_KEYS:
-            findings.add(ConfigurationError(name, "belongs to a pipeline: it goes below the line [pipeline.NAME]"))
+            findings.add(ConfigurationError(name, "is a property of a pipeline; move it below a line [pipeline.NAME]"))
         elif name in defaults or is_header_key(name):
             continue
         elif difflib.get_close_matches(first, ["pipeline"], cutoff=0.8):
             if first not in no_tables:  # one word for the whole table
-                findings.add(
-                    ConfigurationError(name, "is not a key that is known here; a pipeline is a table [pipeline.NAME]")
-                )
+                findings.add(ConfigurationError(name, "unknown property; a pipeline is a table [pipeline.NAME]"))
             no_tables.add(first)
             findings.wrong.add("pipeline")
         else:
@@ -139,7 +138,7 @@ def check_pipeline_names(
         if nested and (keys is not None or store_class is None):
             if nested[1] not in tables:
                 quoted = f'[pipeline."{pipeline}.{nested[1]}"]'
-                findings.add(ConfigurationError(name, f"is not a key; a name with dots is quoted: {quoted}"))
+                findings.add(ConfigurationError(name, f"unknown property; a name with dots must be quoted: {quoted}"))
             tables.add(nested[1])
             findings.wrong |= set(known)  # this table is none, so nothing is missing in it
     for name in handed:
@@ -149,10 +148,10 @@ def check_pipeline_names(
             _note_unknown(name, _client_keys(name) or known, findings)
         elif name in worker:
             findings.add(
-                ConfigurationError(name, "belongs to the worker: it goes above the first line [pipeline.NAME]")
+                ConfigurationError(name, "is a property of the worker; move it above the first line [pipeline.NAME]")
             )
         elif difflib.get_close_matches(name.rstrip("0123456789").rstrip("."), [_HEADER], n=1, cutoff=_TYPO):
-            findings.add(ConfigurationError(name, f"is not a key that is known here; did you mean {HEADER_KEY.name}?"))
+            findings.add(ConfigurationError(name, f"unknown property; did you mean {HEADER_KEY.name}?"))
         elif name not in known:
             _check_store_name(name, known, store_class, findings, foreign=keys is None)
 
@@ -165,7 +164,7 @@ def _check_store_name(
         findings.add(
             ConfigurationError(
                 name,
-                f"is a key of the store {other}, and {STORE_CLASS} is {store_class!r}; correct one of them",
+                f"is a property of store {other}, but {STORE_CLASS} is {store_class!r}; correct one of them",
             )
         )
     elif not foreign:
@@ -198,5 +197,5 @@ def _unknown(name: str, known: Iterable[str]) -> ConfigurationError:
     if name in _REFUSED:
         return ConfigurationError(name, _REFUSED[name])
     if name in _ELSEWHERE:
-        return ConfigurationError(name, f"is not a key that is known here; use instead: {_ELSEWHERE[name]}")
+        return ConfigurationError(name, f"unknown property; use instead: {_ELSEWHERE[name]}")
     return unknown(name, known)

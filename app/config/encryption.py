@@ -25,8 +25,8 @@ def encryption_settings(values: Mapping[str, Any]) -> EncryptionSettings | None:
     if values["reference.format"] != "wideload":
         raise ConfigurationError(
             TYPE_NAME,
-            f"{found} beside reference.format = {values['reference.format']!r}, whose readers cannot decrypt; leave it "
-            "out, or take reference.format = 'wideload'",
+            f"{found}, which cannot be combined with reference.format = {values['reference.format']!r}, whose readers "
+            "cannot decrypt; leave it out, or set reference.format = 'wideload'",
         )
     offloads = "offload" in values["transforms"] and values[_STRATEGY] != "chunk"
     stores_letters = values[STORE_CLASS] is not None and values["errors.tolerance"] == "all"
@@ -34,7 +34,7 @@ def encryption_settings(values: Mapping[str, Any]) -> EncryptionSettings | None:
     if not offloads and not stores_letters and "inflate" not in values["transforms"]:
         raise ConfigurationError(
             TYPE_NAME,
-            f"{found}, and this pipeline writes no payloads to encrypt: chunks and other values stay in Kafka as they "
-            f"are; leave it out, or use offload with {_STRATEGY} other than 'chunk'",
+            f"{found}, but this pipeline stores no payloads: chunks and other values stay in Kafka unencrypted; leave "
+            f"it out, or use offload with a {_STRATEGY} other than 'chunk'",
         )
     return settings

@@ -84,13 +84,13 @@ def guarantee_of(values: Mapping[str, Any]) -> Guarantee:
     if values[_ISOLATION] != "read_committed":
         raise ConfigurationError(
             _ISOLATION,
-            f'found {values[_ISOLATION]!r}, allowed is "read_committed": {_GUARANTEE} = "exactly_once" cannot take '
-            "back the result of a record whose own transaction is aborted",
+            f'found {values[_ISOLATION]!r}, allowed with {_GUARANTEE} = "exactly_once" is "read_committed": otherwise '
+            "the results of aborted records would be committed",
         )
     if guarantee.interval_ms >= guarantee.timeout_ms:
         raise ConfigurationError(
             INTERVAL,
             f"found {guarantee.interval_ms:,}, allowed is less than {TIMEOUT}, which is {guarantee.timeout_ms:,}: the "
-            "brokers would abort transactions before they end",
+            "brokers would abort transactions before they are committed",
         )
     return guarantee

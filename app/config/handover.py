@@ -39,7 +39,7 @@ def form_errors(pipelines: Sequence[PipelineSettings]) -> Iterator[Configuration
                 reader,
                 "offload.on.reference",
                 f"found {reader.on_reference!r}",
-                "writes references, each of which would be refused. Set it to 'pass'",
+                "writes references, all of which would be refused. Set it to 'pass'",
             )
 
 
@@ -60,7 +60,7 @@ def root_errors(pipelines: Sequence[PipelineSettings], roots: Mapping[str, str])
                 reader,
                 _place_key(writer, reader),
                 f"found a store at {ours}",
-                f"puts its payloads into {theirs}; inflate would refuse each of its references. Use the same store",
+                f"stores its payloads in {theirs}; inflate would refuse all of its references. Use the same store",
             )
 
 
@@ -75,16 +75,16 @@ def store_doubts(pipelines: Sequence[PipelineSettings]) -> Iterator[Configuratio
         theirs, ours = writer.store[STORE_CLASS], reader.store[STORE_CLASS]
         if theirs != ours and {theirs, ours} - set(STORE_NAMES):
             found, where, key = f"found {ours!r}", f"a store of class {theirs!r}", STORE_CLASS
-            unless = "unless the one reads what the other writes"
+            unless = "unless the one can read what the other writes"
         elif theirs == ours and (differing := _other_server(writer, reader)) is not None:
             key = differing
             named = [repr(each.store[key]) if key in each.store else "none" for each in (reader, writer)]
             found, where = f"found {named[0]}", f"the store at {key} {named[1]}"
-            unless = "unless both lead to one server"
+            unless = "unless both lead to the same server"
         else:
             continue
         yield _refusal(
-            writer, reader, key, found, f"puts its payloads into {where}; inflate would find none of them, {unless}"
+            writer, reader, key, found, f"stores its payloads in {where}; inflate would find none of them, {unless}"
         )
 
 
@@ -111,7 +111,7 @@ def _check_chunks(writer: PipelineSettings, reader: PipelineSettings) -> Iterato
             reader,
             "transforms",
             f"found {list(reader.transforms)}",
-            "may write its values in chunks; they would be taken for values. Put assemble first",
+            "may write its values as chunks, which would be treated as values. Put assemble first",
         )
     if writer.chunks.message_bytes > reader.chunks.message_bytes:
         yield _refusal(
@@ -139,7 +139,7 @@ def _check_references(writer: PipelineSettings, reader: PipelineSettings) -> Ite
             reader,
             "reference.format",
             f"found {reader.reference_format!r}",
-            f"writes {writer.reference_format!r}; inflate would take its references for values",
+            f"writes {writer.reference_format!r}; inflate would treat its references as values",
         )
     if "wrap" in writer.transforms and "unwrap" not in reader.transforms:
         yield _refusal(
@@ -147,7 +147,7 @@ def _check_references(writer: PipelineSettings, reader: PipelineSettings) -> Ite
             reader,
             "transforms",
             f"found {list(reader.transforms)}",
-            "wraps its references; inflate would take them for values. Put unwrap before it",
+            "wraps its references; inflate would treat them as values. Put unwrap before inflate",
         )
     if writer.max_bytes > reader.max_bytes:
         yield _refusal(
@@ -164,15 +164,15 @@ def _check_references(writer: PipelineSettings, reader: PipelineSettings) -> Ite
             reader,
             REQUIRED_NAME,
             "found true",
-            f"does not sign its references. Give it {KEY_NAME} too",
+            f"does not sign its references. Set {KEY_NAME} there too",
         )
     if ours is not None and theirs is not None and theirs.key not in (ours.key, *ours.previous):
         yield _refusal(
             writer,
             reader,
             KEY_NAME,
-            "found another key",
-            "signs its references with its own; inflate would refuse each of them. Give both the same key",
+            "found a different key",
+            "signs its references; inflate would refuse all of them. Use the same key in both",
         )
     encryption = writer.encryption
     if encryption is not None and encryption.writes and not _opens(reader.encryption, encryption):
@@ -181,8 +181,8 @@ def _check_references(writer: PipelineSettings, reader: PipelineSettings) -> Ite
             reader,
             PREVIOUS_NAME,
             "found no such key",
-            f"encrypts its payloads with key {encryption.current}; inflate would refuse each of its references. Give "
-            "this one the same key, with the same id",
+            f"encrypts its payloads with key {encryption.current}; inflate would refuse all of its references. Add "
+            "the same key here, with the same id",
         )
 
 
@@ -207,6 +207,6 @@ def _neighbours(pipelines: Sequence[PipelineSettings]) -> Iterator[tuple[Pipelin
 def _refusal(writer: PipelineSettings, reader: PipelineSettings, key: str, found: str, what: str) -> ConfigurationError:
     return ConfigurationError(
         key,
-        f"{found}, and pipeline {writer.name}, which writes topic {writer.output_topic} for this one, {what}",
+        f"{found}, but pipeline {writer.name}, which writes topic {writer.output_topic} for this pipeline, {what}",
         pipeline=reader.name,
     )

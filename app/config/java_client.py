@@ -63,7 +63,7 @@ def from_java(given: Mapping[str, str]) -> dict[str, str]:
     for name in given:
         for prefix, ours in _OF_STORES.items():
             if name.startswith(prefix):
-                raise JavaOnlyError(name, f"is for Java's clients only; this one reads PEM files: give {ours}")
+                raise JavaOnlyError(name, f"is supported by Java clients only; this client reads PEM files: set {ours}")
     found = {name: value for name, value in given.items() if name != _JAAS and not name.endswith(".handler.class")}
     mechanism = given.get("sasl.mechanism", "PLAIN")
     if _JAAS in given and mechanism not in ("GSSAPI", "AWS_MSK_IAM"):
@@ -72,7 +72,7 @@ def from_java(given: Mapping[str, str]) -> dict[str, str]:
         wanted = ("clientId", "clientSecret") if mechanism == "OAUTHBEARER" else ("username", "password")
         if not all(pairs.get(name) for name in wanted):
             one, other = wanted
-            raise JavaOnlyError(_JAAS, f'names no {one} and {other}; allowed is … {one}="…" {other}="…";')
+            raise JavaOnlyError(_JAAS, f'has no {one} and {other}; allowed is … {one}="…" {other}="…";')
         found |= login
     return found
 
@@ -155,5 +155,6 @@ def _check_key(text: str) -> None:
     if not any(begin in text for begin in _PKCS8):
         raise ConfigurationError(
             "ssl.key.location",
-            "is not PKCS #8, and Java reads no other keys; `openssl pkcs8 -topk8 -in FILE -out FILE.p8` makes one",
+            "is not in PKCS #8 format, the only one that Java reads; convert it with `openssl pkcs8 -topk8 -in FILE "
+            "-out FILE.p8`",
         )

@@ -42,8 +42,8 @@ def check_name(
 
 def _reason(error: ResourceIdentifierTooLargeError, kind: Kind, derived: str, switch: str) -> str:
     row = IDENTIFIERS[kind]
-    made = f", which is made of {derived}," if derived else ""
-    way_out = "" if row.enforced or not switch else f", or set {switch} if the brokers take it"
+    made = f", which is built from {derived}," if derived else ""
+    way_out = "" if row.enforced or not switch else f", or set {switch} if the brokers accept it"
     return (
         f"the {row.name}{made} has {error.length:,} {error.unit}, allowed are {error.limit:,}; shorten "
         f"{derived or 'it'}{way_out}"

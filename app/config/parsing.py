@@ -47,7 +47,7 @@ def load(path: str | os.PathLike[str]) -> Settings:
     except OSError as exc:
         raise ConfigurationError(str(path), f"cannot be read: {exc.strerror}") from exc
     except UnicodeDecodeError as exc:
-        raise ConfigurationError(str(path), "is not UTF-8, which TOML must be") from exc
+        raise ConfigurationError(str(path), "is not UTF-8, which TOML requires") from exc
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as exc:
@@ -75,7 +75,7 @@ def parse(document: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
     shared = {name: value for name, value in flat.items() if name not in _WORKER_NAMES}
     top.read(defaults, shared)  # notes each wrong value, once
     if not tables and "pipeline" not in top.wrong:
-        top.add(ConfigurationError("pipeline", "there is none; a worker needs at least one table [pipeline.NAME]"))
+        top.add(ConfigurationError("pipeline", "is missing; a worker needs at least one table [pipeline.NAME]"))
     usable = {name: value for name, value in shared.items() if name not in top.wrong}
     found = [Table(name, flatten(table, environ, findings), findings) for name, table, findings in tables]
     for table in found:
@@ -183,13 +183,15 @@ def _check_security(security: Checked, findings: Findings) -> None:
             for name in _NEEDED.get(mechanism, ("sasl.username", "sasl.password")):
                 with findings.noted():
                     if security[name] is None:
-                        reason = f"security.protocol {protocol} needs it, with sasl.mechanism {mechanism}"
+                        reason = f"security.protocol {protocol} with sasl.mechanism {mechanism} requires it"
                         raise ConfigurationError(name, f"is missing; {reason}")
     with findings.noted():
         _check_endpoint(security[_ENDPOINT])
     with findings.noted():
         if (security["ssl.certificate.location"] is None) != (security["ssl.key.location"] is None):
-            raise ConfigurationError("ssl.key.location", "goes with ssl.certificate.location: give both or neither")
+            raise ConfigurationError(
+                "ssl.key.location", "must be set together with ssl.certificate.location: set both or neither"
+            )
     for name in ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location"):
         with findings.noted():
             value = security[name]

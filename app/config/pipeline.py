@@ -97,10 +97,10 @@ def _settings(
         _check_transforms(values["transforms"])
     with findings.noted():
         if values["group.id"] == "":
-            raise ConfigurationError("group.id", "found '', allowed is a name; or leave the key out")
+            raise ConfigurationError("group.id", "found '', allowed is a name; or leave the property out")
     with findings.noted():
         if values["errors.tolerance"] == "all" and values[_DEAD_LETTERS] is None:
-            raise ConfigurationError(_DEAD_LETTERS, 'is missing; errors.tolerance = "all" needs a dead-letter topic')
+            raise ConfigurationError(_DEAD_LETTERS, 'is missing; errors.tolerance = "all" requires a dead letter queue')
     with findings.noted():
         _check_below(values, "consumer.heartbeat.interval.ms", "consumer.session.timeout.ms")
     with findings.noted():
@@ -150,7 +150,9 @@ def _reading_ahead(in_flight_bytes: int) -> Mapping[str, object]:
 
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
-        raise ConfigurationError("pipeline", f"found the name {name!r}, allowed are 1 to 200 of [a-zA-Z0-9._-]")
+        raise ConfigurationError(
+            "pipeline", f"found the name {name!r}, allowed are 1 to 200 characters of [a-zA-Z0-9._-]"
+        )
 
 
 def _check_topics(values: Checked, findings: Findings) -> None:
@@ -160,7 +162,7 @@ def _check_topics(values: Checked, findings: Findings) -> None:
         for topic in values["topics"]:
             check_topic("topics", topic)
         if len(set(values["topics"])) != len(values["topics"]):
-            raise ConfigurationError("topics", f"found {values['topics']}, which has a topic twice")
+            raise ConfigurationError("topics", f"found {values['topics']}, which lists a topic twice")
     for key in ("output.topic", _DEAD_LETTERS):
         with findings.noted():
             topic = values[key]
@@ -174,8 +176,8 @@ def _check_topics(values: Checked, findings: Findings) -> None:
         if values[_DEAD_LETTERS] == values["output.topic"]:
             raise ConfigurationError(
                 _DEAD_LETTERS,
-                f"found {values['output.topic']!r}, which is also output.topic: its readers would take dead letters "
-                "for records",
+                f"found {values['output.topic']!r}, which is also output.topic: its consumers would read dead-letter "
+                "records as ordinary ones",
             )
 
 
@@ -186,9 +188,11 @@ def _check_transforms(names: Sequence[str]) -> None:
         if name not in TRANSFORMS:
             raise ConfigurationError("transforms", f"found {name!r}, allowed are: {', '.join(TRANSFORMS)}")
     if len(set(names)) != len(names):
-        raise ConfigurationError("transforms", f"found {list(names)}, which has a transform twice")
+        raise ConfigurationError("transforms", f"found {list(names)}, which lists a transform twice")
     if tuple(names) == ("offload", "inflate"):
-        raise ConfigurationError("transforms", f"found {list(names)}, where inflate would undo offload")
+        raise ConfigurationError(
+            "transforms", f"found {list(names)}; inflate would restore what offload has just stored"
+        )
     check_order(names)
     check_wrapper_order(names)
 
@@ -196,7 +200,9 @@ def _check_transforms(names: Sequence[str]) -> None:
 def _signing(common: Mapping[str, Any], name: FormatName) -> Signing | None:
     signing = Signing.of(common)
     if signing is not None and name != "wideload":
-        raise ConfigurationError(KEY_NAME, f"stands beside reference.format = '{name}', which has no signatures")
+        raise ConfigurationError(
+            KEY_NAME, f"cannot be combined with reference.format = '{name}', which has no signatures"
+        )
     return signing
 
 
@@ -208,7 +214,9 @@ def _store_config(values: Checked, handed: Mapping[str, object], findings: Findi
     if store_class is None and not needed:
         for name in handed:
             if name not in findings.wrong:
-                findings.add(ConfigurationError(name, f"is a key of a store, but transforms {transforms} need none"))
+                findings.add(
+                    ConfigurationError(name, f"is a property of a store, but transforms {transforms} need no store")
+                )
         return {}
     if store_class is None:
         raise ConfigurationError(STORE_CLASS, f"is missing; transforms {transforms} need a store")
@@ -231,8 +239,8 @@ def _check_delivery(values: Mapping[str, Any]) -> None:
     if values[_DELIVERY] < least:
         raise ConfigurationError(
             _DELIVERY,
-            f"found {values[_DELIVERY]:,}, allowed is at least producer.linger.ms and producer.request.timeout.ms "
-            f"together, which are {least:,}",
+            f"found {values[_DELIVERY]:,}, allowed is at least the sum of producer.linger.ms and "
+            f"producer.request.timeout.ms, which is {least:,}",
         )
 
 

@@ -31,7 +31,7 @@ def check_store_paths(name: FormatName, transforms: Sequence[str], store: Mappin
     """
     if name == "wideload" or "offload" not in transforms:
         return
-    why = f"reference.format = '{name}' needs, for its readers,"
+    why = f"the readers of reference.format = '{name}' require"
     if store[STORE_CLASS] in ("filesystem", "memory"):
         raise ConfigurationError(STORE_CLASS, f"found {store[STORE_CLASS]!r}; {why} 's3', 'gcs' or 'azure'")
     keys = _PLACES.get(store[STORE_CLASS])
@@ -41,7 +41,7 @@ def check_store_paths(name: FormatName, transforms: Sequence[str], store: Mappin
     if not _BUCKET.fullmatch(bucket):
         raise ConfigurationError(
             keys[0],
-            f"found {bucket!r}; {why} a name that Java takes for a host name: no '_', no digit after the last '.'",
+            f"found {bucket!r}; {why} a name that Java accepts as a host name: no '_', no digit after the last '.'",
         )
     if not _PREFIX.fullmatch(prefix):
-        raise ConfigurationError(keys[1], f"found {prefix!r}; {why} ASCII letters, digits, and ._~!$&'()*+,;=:@/-")
+        raise ConfigurationError(keys[1], f"found {prefix!r}; {why} characters of a-z, A-Z, 0-9 and ._~!$&'()*+,;=:@/-")

@@ -49,9 +49,9 @@ def reference_scope_settings(values: Mapping[str, Any], transforms: Sequence[str
     """
     by_topic = values[_ROOT] == "topic"
     if by_topic and "inflate" not in transforms:
-        raise ConfigurationError(_ROOT, f"found 'topic', which needs inflate; transforms are {list(transforms)}")
+        raise ConfigurationError(_ROOT, f"found 'topic', which requires inflate; transforms are {list(transforms)}")
     if values[_TOPICS] is not None and not by_topic:
-        raise ConfigurationError(_TOPICS, f'is given, and {_ROOT} is not "topic"')
+        raise ConfigurationError(_TOPICS, f'has no effect unless {_ROOT} is "topic"')
     return settings_of(ReferenceScopeSettings, values, topics=tuple(values[_TOPICS] or ()))
 
 
@@ -101,7 +101,6 @@ def reference_scope(settings: ReferenceScopeSettings, store: PayloadStore) -> Re
     if not isinstance(store, Store):
         raise ConfigurationError(
             _ROOT,
-            "found 'topic'; a store of a class of your own does not say to which topic a payload belongs; use "
-            "another store",
+            "found 'topic'; a custom store class does not report the topic of a payload; use a built-in store",
         )
     return ReferenceScope(store.root, frozenset(settings.topics))

@@ -69,7 +69,7 @@ def fill_in(key: str, value: object, environ: Mapping[str, str] = os.environ) ->
     def replacement(match: re.Match[str]) -> str:
         kind, name = match.groups()
         if _FOREIGN.get():
-            raise ConfigurationError(key, f"found ${{{kind}:…}}, which is filled in from the worker's own file only")
+            raise ConfigurationError(key, f"found ${{{kind}:…}}, which is replaced only in the worker's own file")
         if kind == "file":
             return _file(key, name)
         if kind != "env":
@@ -108,7 +108,7 @@ def _file(key: str, name: str) -> str:
         reason = exc.strerror if isinstance(exc, OSError) else exc
         raise ConfigurationError(key, f"file {name!r} cannot be read: {reason}") from exc
     if len(content) > _MAX_FILE_BYTES:
-        raise ConfigurationError(key, f"file {name!r} is over {_MAX_FILE_BYTES:,} bytes, no secret is so long")
+        raise ConfigurationError(key, f"file {name!r} is over {_MAX_FILE_BYTES:,} bytes, too large for a secret")
     try:
         return content.decode().rstrip("\r\n")
     except UnicodeDecodeError:

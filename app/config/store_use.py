@@ -96,7 +96,7 @@ class StoreUse:
         Raises:
             ConfigurationError: no pipeline has the topic, and the topics of the others differ.
         """
-        return self._of(topic, self._encryption, f"{PREVIOUS_KEYS_NAME}=…", "keys of encryption")
+        return self._of(topic, self._encryption, f"{PREVIOUS_KEYS_NAME}=…", "encryption keys")
 
     def _of(
         self, topic: str, keys: Callable[[str], Mapping[str, object]], given: str, what: str
@@ -108,8 +108,8 @@ class StoreUse:
         if any(each != found for each in others):
             raise ConfigurationError(
                 "-c",
-                f"has no pipeline of topic {topic}, and those of the store have different {what}; give the keys of the "
-                f"topic with --store {given}",
+                f"has no pipeline for topic {topic}, and the pipelines of the store have different {what}; pass the "
+                f"keys of the topic with --store {given}",
             )
         return found
 
@@ -181,7 +181,7 @@ def use_of(settings: Settings, pipeline: str | None, topics: Iterable[str]) -> S
     uses = store_uses(settings)
     known = [each.name for use in uses for each in use.pipelines]
     if not uses:
-        raise ConfigurationError("-c", "is a configuration in which no pipeline has a store")
+        raise ConfigurationError("-c", "has no pipeline with a store")
     if pipeline is not None:
         found = [use for use in uses if pipeline in (each.name for each in use.pipelines)]
         if not found:
@@ -193,7 +193,7 @@ def use_of(settings: Settings, pipeline: str | None, topics: Iterable[str]) -> S
         found = [use for use in uses if not use.carriers.keys().isdisjoint(topics)]
     if len(found) != 1:
         raise ConfigurationError(
-            "--pipeline", f"is missing, and there are several stores; name one of: {', '.join(known)}"
+            "--pipeline", f"is missing, but there are several stores; name one of: {', '.join(known)}"
         )
     return found[0]
 
@@ -261,8 +261,8 @@ def _check_shared(pipelines: Iterable[PipelineSettings], topic: str) -> None:
             names = ", ".join(sorted(each.name for each in keyed))
             raise ConfigurationError(
                 "-c",
-                f"has no {KEY_NAME} that holds for topic {topic}: pipelines {names} share no key; leave the topic out, "
-                "or give the keys with --store",
+                f"has no {KEY_NAME} that is valid for topic {topic}: pipelines {names} share no key; leave the topic "
+                "out, or pass the keys with --store",
             )
         keys |= {*_keys(near)}
         left = [each for each in left if each is not near]

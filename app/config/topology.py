@@ -18,8 +18,8 @@ def group_errors(pipelines: Sequence[PipelineSettings]) -> Iterator[Configuratio
         if pipeline.group_id in groups:
             yield ConfigurationError(
                 "group.id",
-                f"found {pipeline.group_id!r}, which pipeline {groups[pipeline.group_id]} has too; each pipeline "
-                "needs a group of its own",
+                f"found {pipeline.group_id!r}, which pipeline {groups[pipeline.group_id]} also uses; each "
+                "pipeline needs a separate group",
                 pipeline=pipeline.name,
             )
         groups.setdefault(pipeline.group_id, pipeline.name)
@@ -36,8 +36,8 @@ def circle_errors(pipelines: Sequence[PipelineSettings]) -> Iterator[Configurati
             if way is not None:
                 yield ConfigurationError(
                     key,
-                    f"found {target!r}, which closes a circle of topics: {' → '.join([way[-1], *way])}; records would "
-                    "go round for ever",
+                    f"found {target!r}, which creates a cycle of topics: {' → '.join([way[-1], *way])}; records would "
+                    "circulate forever",
                     pipeline=pipeline.name,
                 )
 
@@ -49,7 +49,7 @@ def control_errors(control_topic: str | None, pipelines: Sequence[PipelineSettin
         if control_topic in used:
             yield ConfigurationError(
                 "control.topic",
-                f"found {control_topic!r}, which pipeline {pipeline.name} uses too; it needs a topic of its own",
+                f"found {control_topic!r}, which pipeline {pipeline.name} also uses; it needs a separate topic",
             )
             return
 

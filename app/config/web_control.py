@@ -19,10 +19,10 @@ def check_web_control(worker: Mapping[str, object]) -> None:
     """
     token = worker[_TOKEN]
     if token is None and worker[_ENABLE]:
-        raise ConfigurationError(_TOKEN, f"is missing; {_ENABLE} = true needs it")
+        raise ConfigurationError(_TOKEN, f"is missing; {_ENABLE} = true requires it")
     if token is not None and not _ALLOWED.fullmatch(str(token)):
         raise ConfigurationError(
             _TOKEN,
-            f"found {len(str(token))} characters, allowed are 16 or more of ASCII without blanks, at random, such as "
-            "`openssl rand -hex 32` gives",
+            f"found {len(str(token))} characters, allowed are 16 or more random ASCII characters without spaces, for "
+            "example from `openssl rand -hex 32`",
         )

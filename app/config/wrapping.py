@@ -114,7 +114,9 @@ def check_order(transforms: Sequence[str]) -> None:
         before = transforms[:i]
         if name == "unwrap" and (late := [each for each in before if each != "assemble"]):
             raise ConfigurationError(
-                "transforms", f"{found}; unwrap goes before {late[0]}, which needs the value without its wrapper"
+                "transforms", f"{found}; unwrap must come before {late[0]}, which needs the unwrapped value"
             )
         if name not in ("wrap", "chunk") and "wrap" in before:
-            raise ConfigurationError("transforms", f"{found}; wrap goes after {name}, which would get wrapped values")
+            raise ConfigurationError(
+                "transforms", f"{found}; wrap must come after {name}, which would otherwise receive wrapped values"
+            )

@@ -143,7 +143,7 @@ def _store_config(config: Mapping[str, object]) -> dict[str, object]:
     }
     if _STRATEGY in store:
         raise ConfigurationError(
-            _STRATEGY, "is for a SerializingProducer of wideload.serializers, which can send chunks; leave it out here"
+            _STRATEGY, "is supported only by a SerializingProducer of wideload.serializers; leave it out here"
         )
     # The store would say so too, but it knows fewer names that may have been meant.
     for key in store:

@@ -115,7 +115,7 @@ def test_connection_takes_security_from_file_and_option(tmp_path: Path) -> None:
     [
         (
             ["security.protocl=SSL"],
-            "security.protocl: is not a key that is known here; did you mean security.protocol?",
+            "security.protocl: unknown property; did you mean security.protocol?",
         ),
         (["hunter2"], "-X: must be KEY=VALUE, but one value has no '='"),
         (["security.protocol=TLS"], "security.protocol: found 'TLS', allowed is one of"),

@@ -673,7 +673,7 @@ UNREACHABLE = "127.0.0.1:1"
 MISTAKES: Mapping[str, tuple[dict[str, object], dict[str, object], str]] = {
     "unknown key": (
         {}, {"errors.tolerence": "all"},
-        "[pipeline.orders] errors.tolerence: is not a key that is known here; did you mean errors.tolerance?",
+        "[pipeline.orders] errors.tolerence: unknown property; did you mean errors.tolerance?",
     ),
     "wrong type": (
         {}, {"large.message.threshold.bytes": "1 megabyte"},

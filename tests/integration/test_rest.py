@@ -215,12 +215,15 @@ def test_validate_takes_what_a_file_may_say(served: Served) -> None:
     ("change", "errors"),
     [
         ({"topics": None, "name": ""}, {"name": "name: is missing; it is the name of the pipeline"}),
-        ({"name": "a/b"}, {"name": "pipeline: found the name 'a/b', allowed are 1 to 200 of [a-zA-Z0-9._-]"}),
+        (
+            {"name": "a/b"},
+            {"name": "pipeline: found the name 'a/b', allowed are 1 to 200 characters of [a-zA-Z0-9._-]"},
+        ),
         (
             {"topics": "c"},
             {"output.topic": "output.topic: found 'c', which is also in topics: the pipeline would feed itself"},
         ),
-        ({"s3.buckit": "x"}, {"s3.buckit": "s3.buckit: is not a key that is known here; did you mean s3.bucket?"}),
+        ({"s3.buckit": "x"}, {"s3.buckit": "s3.buckit: unknown property; did you mean s3.bucket?"}),
         (
             {"large.message.threshold.bytes": "many"},
             {
@@ -230,7 +233,7 @@ def test_validate_takes_what_a_file_may_say(served: Served) -> None:
         ),
         (
             {"s3.bucket": "${file:/etc/hostname}"},
-            {"s3.bucket": "s3.bucket: found ${file:…}, which is filled in from the worker's own file only"},
+            {"s3.bucket": "s3.bucket: found ${file:…}, which is replaced only in the worker's own file"},
         ),
         (
             {"large.message.threshold.bytes": "${env:HOME}"},

@@ -32,7 +32,7 @@ def test_properties_that_are_none(tmp_path: Path) -> None:
     """A line without a key is told, and not repeated: it may be a secret."""
     file = tmp_path / "client.properties"
     file.write_text("hunter2\n")
-    with pytest.raises(ConfigurationError, match="is KEY=VALUE") as caught:
+    with pytest.raises(ConfigurationError, match="must be KEY=VALUE") as caught:
         properties("--kafka-config", str(file))
     assert "hunter2" not in str(caught.value)
 

@@ -307,7 +307,7 @@ def test_refusals(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFix
     assert refused(source).startswith(f"--sink: found {source}, which is the source")
     assert refused("nowhere").startswith("--sink: nowhere is not on the broker")
     assert f"is new, and topic {two} has had records already" in refused(two)
-    assert refused(two, "--conf", "x").startswith("--conf: is KEY=VALUE")
+    assert refused(two, "--conf", "x").startswith("--conf: must be KEY=VALUE")
     assert end_offsets(place.broker, clock) == {0: 0, 1: 0}
 
     assert place.run(source, two, "references", "--append") == 0

@@ -160,7 +160,9 @@ def test_backfill_has_the_keys_of_its_topics(configured: Configured) -> None:
         assert found.offload is not None
         assert (Signing.of(found.source.inflater.store), found.offload.signing) == keys
     assert settings("plain", "mixed", "--to", "plain").offload is None
-    with pytest.raises(ConfigurationError, match=f"-c: has no {KEY} that holds for topic mixed: pipelines p, q share"):
+    with pytest.raises(
+        ConfigurationError, match=f"-c: has no {KEY} that is valid for topic mixed: pipelines p, q share"
+    ):
         settings("mixed", "plain")
 
 

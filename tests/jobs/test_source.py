@@ -121,11 +121,14 @@ OPTIONS = {
         ({"subscribe": None, "assign": "{}"}, "assign: names no topic"),
         ({"startingTimestamp": "5", "startingOffsets": "latest"}, "startingOffsets: cannot be combined with startingT"),
         ({"startingOffsetsByTimestamp": "latest"}, "startingOffsetsByTimestamp: found 'latest', allowed is JSON"),
-        ({"kafka.ssl.truststore.location": "x.jks"}, r"kafka\.ssl\.truststore\.location: is for Java's clients only"),
+        (
+            {"kafka.ssl.truststore.location": "x.jks"},
+            r"kafka\.ssl\.truststore\.location: is supported by Java clients only",
+        ),
         ({"unwrap": "true", "wrapper.header.1x": "x"}, r"wrapper\.header\.1x: found '1x', allowed behind"),
         ({"unwrap": "true", "unwrapOnPlainValue": "drop"}, "unwrapOnPlainValue: found 'drop', allowed is one"),
         ({"maxOffsetsPerTrigger": "many"}, "maxOffsetsPerTrigger: found 'many', allowed is a value of type int"),
-        ({"kafka.security.protocol": "SASL_SSL"}, "kafka.sasl.username: is missing; security.protocol SASL_SSL needs"),
+        ({"kafka.security.protocol": "SASL_SSL"}, "kafka.sasl.username: is missing; security.protocol SASL_SSL with"),
     ],
 )
 def test_settings_bad_option(changes: dict[str, str | None], message: str) -> None:

@@ -238,7 +238,7 @@ def test_demo_in_a_cloud(tmp_path: Path) -> None:
         ("filesystem", ["s3.bucket=a"], "--store-key: is for s3, gcs and azure"),
         ("gcs", [], "gcs.bucket: is missing"),
         ("gcs", ["gcs.bucket"], "--store-key: is given without a value"),
-        ("gcs", ["gcs.bukket=a"], "gcs.bukket: is not a key that is known here; did you mean gcs.bucket"),
+        ("gcs", ["gcs.bukket=a"], "gcs.bukket: unknown property; did you mean gcs.bucket"),
         ("gcs", ["gcs.bucket=a", "gcs.retry.attempts=x"], "gcs.retry.attempts: found 'x'"),
         ("s3", ["s3.bucket=a", "foo bar=1"], "--store-key: found the key 'foo bar', allowed is one such as s3.prefix"),
         ("s3", ["=x"], "--store-key: found the key ''"),

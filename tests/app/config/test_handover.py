@@ -79,8 +79,8 @@ def test_rows_that_work(writer: str, reader: str) -> None:
     assert len(settings_of(row(writer, reader)).pipelines) == 2
 
 
-TORN = "may write its values in chunks; they would be taken for values. Put assemble first"
-REFUSED = "writes references, each of which would be refused. Set it to 'pass'"
+TORN = "may write its values as chunks, which would be treated as values. Put assemble first"
+REFUSED = "writes references, all of which would be refused. Set it to 'pass'"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ REFUSED = "writes references, each of which would be refused. Set it to 'pass'"
             of("offload", "wrap"),
             INFLATE,
             "transforms: found ['inflate']",
-            "wraps its references; inflate would take them for values. Put unwrap before it",
+            "wraps its references; inflate would treat them as values. Put unwrap before inflate",
         ),
         (OFFLOAD, CHUNK, "offload.on.reference: found 'offload'", REFUSED),
         (OFFLOAD, f"{OFFLOAD}large.message.strategy = 'chunk'\n", "offload.on.reference: found 'offload'", REFUSED),
@@ -113,13 +113,13 @@ REFUSED = "writes references, each of which would be refused. Set it to 'pass'"
             OFFLOAD,
             INFLATE + SIGNED,
             "large.message.signing.required: found true",
-            "does not sign its references. Give it large.message.signing.key too",
+            "does not sign its references. Set large.message.signing.key there too",
         ),
         (
             OFFLOAD + SIGNED_OTHERWISE,
             INFLATE + SIGNED,
-            "large.message.signing.key: found another key",
-            "signs its references with its own; inflate would refuse each of them. Give both the same key",
+            "large.message.signing.key: found a different key",
+            "signs its references; inflate would refuse all of them. Use the same key in both",
         ),
         *(
             (
@@ -127,8 +127,8 @@ REFUSED = "writes references, each of which would be refused. Set it to 'pass'"
                 INFLATE + reader,
                 "large.message.encryption.previous.keys: found no such key",
                 (
-                    f"encrypts its payloads with key {key}; inflate would refuse each of its references. Give "
-                    "this one the same key, with the same id"
+                    f"encrypts its payloads with key {key}; inflate would refuse all of its references. Add "
+                    "the same key here, with the same id"
                 ),
             )
             for writer, reader, key in (
@@ -142,15 +142,15 @@ REFUSED = "writes references, each of which would be refused. Set it to 'pass'"
 )
 def test_rows_that_do_not(writer: str, reader: str, found: str, what: str) -> None:
     """The error is the reader's, with the writer, the topic and what to do; no key is in it."""
-    told = f"[pipeline.b] {found}, and pipeline a, which writes topic mid for this one, {what}"
+    told = f"[pipeline.b] {found}, but pipeline a, which writes topic mid for this pipeline, {what}"
     assert refusal_of(row(writer, reader)) == told
 
 
 def test_formats() -> None:
     """A reader of another format would take references for values."""
     assert refusal_of(row(f"{OFFLOAD}reference.format = 'bakdata-headers'\n", INFLATE, stores=(S3_A, S3_A))) == (
-        "[pipeline.b] reference.format: found 'wideload', and pipeline a, which writes topic mid for this one, writes "
-        "'bakdata-headers'; inflate would take its references for values"
+        "[pipeline.b] reference.format: found 'wideload', but pipeline a, which writes topic mid for this pipeline, "
+        "writes 'bakdata-headers'; inflate would treat its references as values"
     )
 
 
@@ -166,9 +166,9 @@ async def test_roots(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
         await check_stores(settings_of(row(OFFLOAD, INFLATE, stores=(one, other))).pipelines)
     assert str(caught.value) == (
-        f"[pipeline.b] filesystem.root: found a store at file://{tmp_path}/other/, and pipeline a, "
-        f"which writes topic mid for this one, puts its payloads into file://{tmp_path}/one/; inflate would refuse "
-        "each of its references. Use the same store"
+        f"[pipeline.b] filesystem.root: found a store at file://{tmp_path}/other/, but pipeline a, "
+        f"which writes topic mid for this pipeline, stores its payloads in file://{tmp_path}/one/; inflate would "
+        "refuse all of its references. Use the same store"
     )
 
 
@@ -179,17 +179,17 @@ async def test_roots(tmp_path: Path) -> None:
         (
             S3_A.replace("//a", "//b"),
             (
-                "s3.endpoint: found 'http://b:9000', and pipeline a, which writes topic mid for this one, puts its "
-                "payloads into the store at s3.endpoint 'http://a:9000'; inflate would find none of them, unless both "
-                "lead to one server"
+                "s3.endpoint: found 'http://b:9000', but pipeline a, which writes topic mid for this pipeline, stores "
+                "its payloads in the store at s3.endpoint 'http://a:9000'; inflate would find none of them, unless "
+                "both lead to the same server"
             ),
         ),
         (
             "large.message.payload.store.class = 'shop.store.ShopStore'\n",
             (
-                "large.message.payload.store.class: found 'shop.store.ShopStore', and pipeline a, which writes topic "
-                "mid for this one, puts its payloads into a store of class 's3'; inflate would find none of them, "
-                "unless the one reads what the other writes"
+                "large.message.payload.store.class: found 'shop.store.ShopStore', but pipeline a, which writes topic "
+                "mid for this pipeline, stores its payloads in a store of class 's3'; inflate would find none of "
+                "them, unless the one can read what the other writes"
             ),
         ),
     ],

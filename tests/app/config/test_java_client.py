@@ -51,11 +51,14 @@ def test_logins_by_tokens_both_ways() -> None:
     [
         (
             {"sasl.jaas.config": "org.example.Module required;"},
-            'names no username and password; allowed is … username="…',
+            'has no username and password; allowed is … username="…',
         ),
-        ({"sasl.mechanism": "OAUTHBEARER", "sasl.jaas.config": 'M required clientId="ann";'}, "names no clientId and"),
-        ({"ssl.truststore.location": "/secret"}, r"ssl.truststore.location: is for Java's .*: give ssl.ca.location$"),
-        ({"ssl.keystore.password": "secret"}, "give ssl.certificate.location and ssl.key.location$"),
+        ({"sasl.mechanism": "OAUTHBEARER", "sasl.jaas.config": 'M required clientId="ann";'}, "has no clientId and"),
+        (
+            {"ssl.truststore.location": "/secret"},
+            r"ssl.truststore.location: is supported by Java .*: set ssl.ca.location$",
+        ),
+        ({"ssl.keystore.password": "secret"}, "set ssl.certificate.location and ssl.key.location$"),
     ],
 )
 def test_what_only_java_can_use(given: dict[str, str], said: str) -> None:
@@ -97,7 +100,9 @@ def test_certificates(tmp_path: Path) -> None:
         "ssl.key.password": "secret",
     }
     (tmp_path / "key").write_text("-----BEGIN RSA PRIVATE KEY-----\n")
-    with pytest.raises(ConfigurationError, match=r"ssl\.key\.location: is not PKCS #8, and Java reads no other keys"):
+    with pytest.raises(
+        ConfigurationError, match=r"ssl\.key\.location: is not in PKCS #8 format, the only one that Java reads"
+    ):
         java(security_protocol="SSL", **given)
     (tmp_path / "ca").unlink()
     with pytest.raises(ConfigurationError, match=r"ssl\.ca\.location: .* cannot be read"):

@@ -31,7 +31,7 @@ from transforms.identifiers import LIMIT_KEY, check
 from transforms.text import brief
 
 FITS, OVER = "x" * 249, "x" * 250
-WAY_OUT = f", or set {LIMIT_KEY} = false if the brokers take it"
+WAY_OUT = f", or set {LIMIT_KEY} = false if the brokers accept it"
 DLQ = "errors.deadletterqueue.topic.name"
 
 
@@ -76,7 +76,7 @@ def test_client_id_over_the_limit() -> None:
     )
     settings({"client.id": "c" * 244}, name="p" * 4)
     assert refusal(lambda: settings({"client.id": "c" * 244}, name="p" * 5)) == (
-        "[pipeline.ppppp] client.id: the client id, which is made of client.id and the pipeline's name, has 250 "
+        "[pipeline.ppppp] client.id: the client id, which is built from client.id and the pipeline's name, has 250 "
         f"characters, allowed are 249; shorten client.id and the pipeline's name{WAY_OUT}"
     )
     (pipeline,) = settings(name="p" * 200).pipelines

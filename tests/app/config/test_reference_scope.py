@@ -67,7 +67,7 @@ def test_scope_of_references(keys: dict[str, Any], allowed: set[str]) -> None:
 def test_scope_needs_a_root() -> None:
     """A user's class that does not say where its payloads are cannot be held to topics."""
     store = open_store({"large.message.payload.store.class": f"{PlainStore.__module__}:PlainStore"})
-    with pytest.raises(ConfigurationError, match="a class of your own does not say"):
+    with pytest.raises(ConfigurationError, match="a custom store class does not report"):
         reference_scope(ReferenceScopeSettings(root="topic", topics=()), store)
 
 

@@ -15,11 +15,11 @@ from transforms.errors import ConfigurationError
 
 WORKERS = """
 bootstrap.server = 'a:1'
-→ bootstrap.server: is not a key that is known here; did you mean bootstrap.servers?
+→ bootstrap.server: unknown property; did you mean bootstrap.servers?
 bootstrap.servers = ['a:1']
 → bootstrap.servers: found ['a:1'], allowed is a value of type string
 web.prot = 1
-→ web.prot: is not a key that is known here; did you mean web.port?
+→ web.prot: unknown property; did you mean web.port?
 web.port = '80'
 → web.port: found '80', allowed is a value of type int
 web.port = true
@@ -31,59 +31,59 @@ in.flight.bytes = 0
 security.protocol = 'TLS'
 → security.protocol: found 'TLS', allowed is one of: PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL
 security.protocol = 'SASL_SSL'
-→ sasl.username: is missing; security.protocol SASL_SSL needs it, with sasl.mechanism PLAIN
-→ sasl.password: is missing; security.protocol SASL_SSL needs it, with sasl.mechanism PLAIN
+→ sasl.username: is missing; security.protocol SASL_SSL with sasl.mechanism PLAIN requires it
+→ sasl.password: is missing; security.protocol SASL_SSL with sasl.mechanism PLAIN requires it
 security.protocol = 'SASL_PLAINTEXT'
 sasl.username = 'u'
-→ sasl.password: is missing; security.protocol SASL_PLAINTEXT needs it, with sasl.mechanism PLAIN
+→ sasl.password: is missing; security.protocol SASL_PLAINTEXT with sasl.mechanism PLAIN requires it
 security.protocol = 'SASL_SSL'
 sasl.mechanism = 'OAUTHBEARER'
-→ sasl.oauthbearer.token.endpoint.url: is missing; security.protocol SASL_SSL needs it, with sasl.mechanism
-  OAUTHBEARER
-→ sasl.oauthbearer.client.credentials.client.id: is missing; security.protocol SASL_SSL needs it, with sasl.mechanism
-  OAUTHBEARER
-→ sasl.oauthbearer.client.credentials.client.secret: is missing; security.protocol SASL_SSL needs it, with
-  sasl.mechanism OAUTHBEARER
+→ sasl.oauthbearer.token.endpoint.url: is missing; security.protocol SASL_SSL with sasl.mechanism OAUTHBEARER requires
+  it
+→ sasl.oauthbearer.client.credentials.client.id: is missing; security.protocol SASL_SSL with sasl.mechanism OAUTHBEARER
+  requires it
+→ sasl.oauthbearer.client.credentials.client.secret: is missing; security.protocol SASL_SSL with sasl.mechanism
+  OAUTHBEARER requires it
 sasl.oauthbearer.token.endpoint.url = 'https://ann:secret@login/token'
 → sasl.oauthbearer.token.endpoint.url: allowed is https://host/path, or http:// without TLS; without user and password
 sasl.oauthbearer.token.endpoint.url = 'file:///etc/passwd'
-→ sasl.oauthbearer.token.endpoint.url: found 'file:///etc/passwd', allowed is https://host/path, or http:// without
-  TLS; without user and password
+→ sasl.oauthbearer.token.endpoint.url: found 'file:///etc/passwd', allowed is https://host/path, or http:// without TLS;
+  without user and password
 sasl.jaas.config = 'x'
-→ sasl.jaas.config: is not a key that is known here; use instead: sasl.username and sasl.password
+→ sasl.jaas.config: unknown property; use instead: sasl.username and sasl.password
 sasl.password = 1234
 → sasl.password: found ***, allowed is a value of type string
 ssl.ca.location = '/no/such.pem'
 → ssl.ca.location: there is no file '/no/such.pem'
 ssl.key.location = 'key.pem'
-→ ssl.key.location: goes with ssl.certificate.location: give both or neither
+→ ssl.key.location: must be set together with ssl.certificate.location: set both or neither
 producer.buffer.memory = 1
-→ producer.buffer.memory: is not a key that is known here
+→ producer.buffer.memory: unknown property
 producer.lingr.ms = 1
-→ producer.lingr.ms: is not a key that is known here; did you mean producer.linger.ms?
+→ producer.lingr.ms: unknown property; did you mean producer.linger.ms?
 topics = ['a']
-→ topics: belongs to a pipeline: it goes below the line [pipeline.NAME]
+→ topics: is a property of a pipeline; move it below a line [pipeline.NAME]
 output.topic = 'a'
-→ output.topic: belongs to a pipeline: it goes below the line [pipeline.NAME]
+→ output.topic: is a property of a pipeline; move it below a line [pipeline.NAME]
 group.id = 'a'
-→ group.id: belongs to a pipeline: it goes below the line [pipeline.NAME]
+→ group.id: is a property of a pipeline; move it below a line [pipeline.NAME]
 errors.tolerance = 'some'
 → errors.tolerance: found 'some', allowed is one of: none, all
 s3.bukket = 'b'
-→ s3.bukket: is not a key that is known here; did you mean s3.bucket?
+→ s3.bukket: unknown property; did you mean s3.bucket?
 consumer.group.id = 'g'
-→ consumer.group.id: is not a key that is known here; use instead: group.id
+→ consumer.group.id: unknown property; use instead: group.id
 consumer.group.protocol = 'consumer'
-→ consumer.group.protocol: is not a key that is known here: the worker is a member by the protocol classic, as its
-  client aiokafka has no other; brokers of Kafka 4.0 and newer let it share a group with members of the protocol
+→ consumer.group.protocol: unknown property: the worker joins groups with the protocol classic, the only one that its
+  client aiokafka supports; brokers of Kafka 4.0 and newer let it share a group with members that use the protocol
   consumer (KIP-848)
 [pipelines.a]
 topics = ['a']
 output.topic = 'b'
-→ pipelines.a.topics: is not a key that is known here; a pipeline is a table [pipeline.NAME]
+→ pipelines.a.topics: unknown property; a pipeline is a table [pipeline.NAME]
 'web.port' = 1
 web.port = 2
-→ web.port: is given twice: with quotes and without
+→ web.port: is set twice: with and without quotes
 pipeline = 3
 → pipeline: found a value, allowed are tables: [pipeline.NAME]
 pipeline.topics = ['a']
@@ -92,17 +92,17 @@ task.shutdown.graceful.timeout.ms = 300000
 → task.shutdown.graceful.timeout.ms: found 300,000, allowed is less than consumer.max.poll.interval.ms of pipeline
   orders, which is 300,000
 web.control.enable = true
-→ web.control.token: is missing; web.control.enable = true needs it
+→ web.control.token: is missing; web.control.enable = true requires it
 web.control.enable = true
 web.control.token = ''
-→ web.control.token: found 0 characters, allowed are 16 or more of ASCII without blanks, at random, such as `openssl
-  rand -hex 32` gives
+→ web.control.token: found 0 characters, allowed are 16 or more random ASCII characters without spaces, for example from
+  `openssl rand -hex 32`
 web.control.token = 'fifteen-letters'
-→ web.control.token: found 15 characters, allowed are 16 or more of ASCII without blanks, at random, such as `openssl
-  rand -hex 32` gives
+→ web.control.token: found 15 characters, allowed are 16 or more random ASCII characters without spaces, for example
+  from `openssl rand -hex 32`
 web.control.token = 'sixteenletters-ü'
-→ web.control.token: found 16 characters, allowed are 16 or more of ASCII without blanks, at random, such as `openssl
-  rand -hex 32` gives
+→ web.control.token: found 16 characters, allowed are 16 or more random ASCII characters without spaces, for example
+  from `openssl rand -hex 32`
 control.topic = ''
 → control.topic: found '', allowed are 1 to 249 characters of [a-zA-Z0-9._-]
 control.topic = 5
@@ -117,7 +117,7 @@ PIPELINES = {
 → topics: is missing; it is required: The topics to read.
 -topics
 topic = ["raw"]
-→ topic: is not a key that is known here; did you mean topics?
+→ topic: unknown property; did you mean topics?
 topics = "raw"
 → topics: found 'raw', allowed is a list of strings
 topics = [1]
@@ -129,7 +129,7 @@ topics = ["a/b"]
 topics = [".."]
 → topics: found '..', allowed are 1 to 249 characters of [a-zA-Z0-9._-]
 topics = ["a", "a"]
-→ topics: found ['a', 'a'], which has a topic twice
+→ topics: found ['a', 'a'], which lists a topic twice
 output.topic = ""
 → output.topic: found '', allowed are 1 to 249 characters of [a-zA-Z0-9._-]
 output.topic = "raw"
@@ -139,31 +139,31 @@ errors.deadletterqueue.topic.name = "raw"
 → errors.deadletterqueue.topic.name: found 'raw', which is also in topics: the pipeline would feed itself
 errors.tolerance = "all"
 errors.deadletterqueue.topic.name = "orders"
-→ errors.deadletterqueue.topic.name: found 'orders', which is also output.topic: its readers would take dead letters
-  for records
+→ errors.deadletterqueue.topic.name: found 'orders', which is also output.topic: its consumers would read dead-letter
+  records as ordinary ones
 errors.tolerance = "all"
-→ errors.deadletterqueue.topic.name: is missing; errors.tolerance = "all" needs a dead-letter topic
+→ errors.deadletterqueue.topic.name: is missing; errors.tolerance = "all" requires a dead letter queue
 transforms = []
 → transforms: found an empty list, allowed are: offload, inflate, chunk, assemble, unwrap, wrap
 transforms = ["deflate"]
 → transforms: found 'deflate', allowed are: offload, inflate, chunk, assemble, unwrap, wrap
 transforms = ["inflate", "inflate"]
-→ transforms: found ['inflate', 'inflate'], which has a transform twice
+→ transforms: found ['inflate', 'inflate'], which lists a transform twice
 transforms = ["offload", "inflate"]
-→ transforms: found ['offload', 'inflate'], where inflate would undo offload
+→ transforms: found ['offload', 'inflate']; inflate would restore what offload has just stored
 group.id = ""
-→ group.id: found '', allowed is a name; or leave the key out
+→ group.id: found '', allowed is a name; or leave the property out
 -large.message.payload.store.class
 → large.message.payload.store.class: is missing; transforms ['offload'] need a store
 large.message.payload.store.class = "memry"
 → large.message.payload.store.class: found 'memry', allowed are azure, filesystem, gcs, memory, s3, or a class as
   package.module.Class; did you mean memory?
 zzz = 1
-→ zzz: is not a key that is known here
+→ zzz: unknown property
 s3.bucket = "b"
-→ s3.bucket: is a key of the store s3, and large.message.payload.store.class is 'memory'; correct one of them
+→ s3.bucket: is a property of store s3, but large.message.payload.store.class is 'memory'; correct one of them
 large.message.treshold.bytes = 1
-→ large.message.treshold.bytes: is not a key that is known here; did you mean large.message.threshold.bytes?
+→ large.message.treshold.bytes: unknown property; did you mean large.message.threshold.bytes?
 large.message.threshold.bytes = -1
 → large.message.threshold.bytes: found -1, allowed is 0 or more
 large.message.store.timeout.ms = 300000
@@ -174,56 +174,56 @@ consumer.request.timeout.ms = 500
 → consumer.fetch.max.wait.ms: found 500, allowed is less than consumer.request.timeout.ms, which is 500
 producer.delivery.timeout.ms = 40999
 producer.linger.ms = 1000
-→ producer.delivery.timeout.ms: found 40,999, allowed is at least producer.linger.ms and producer.request.timeout.ms
-  together, which are 41,000
+→ producer.delivery.timeout.ms: found 40,999, allowed is at least the sum of producer.linger.ms and
+  producer.request.timeout.ms, which is 41,000
 producer.acks = "1"
 → producer.acks: found '1', allowed is one of: all, -1
 large.message.compression.type = "brotli"
 → large.message.compression.type: found 'brotli', allowed is one of: none, gzip, snappy, lz4, zstd
 web.control.token = "token-of-who-may-steer-1"
-→ web.control.token: belongs to the worker: it goes above the first line [pipeline.NAME]
+→ web.control.token: is a property of the worker; move it above the first line [pipeline.NAME]
 processing.guarantee = "exactly_once"
 consumer.isolation.level = "read_uncommitted"
-→ consumer.isolation.level: found 'read_uncommitted', allowed is "read_committed": processing.guarantee =
-  "exactly_once" cannot take back the result of a record whose own transaction is aborted
+→ consumer.isolation.level: found 'read_uncommitted', allowed with processing.guarantee = "exactly_once" is
+  "read_committed": otherwise the results of aborted records would be committed
 processing.guarantee = "exactly_once"
 transaction.boundary.interval.ms = 60000
-→ transaction.boundary.interval.ms: found 60,000, allowed is less than producer.transaction.timeout.ms, which is
-  60,000: the brokers would abort transactions before they end
+→ transaction.boundary.interval.ms: found 60,000, allowed is less than producer.transaction.timeout.ms, which is 60,000:
+  the brokers would abort transactions before they are committed
 reference.format = "bakdata"
 → reference.format: found 'bakdata', allowed is one of: wideload, bakdata-headers, bakdata-flag
 reference.format = "bakdata-flag"
-→ large.message.payload.store.class: found 'memory'; reference.format = 'bakdata-flag' needs, for its readers, 's3',
+→ large.message.payload.store.class: found 'memory'; the readers of reference.format = 'bakdata-flag' require 's3',
   'gcs' or 'azure'
 large.message.root = "topic"
-→ large.message.root: found 'topic', which needs inflate; transforms are ['offload']
+→ large.message.root: found 'topic', which requires inflate; transforms are ['offload']
 large.message.root.topics = ["x"]
-→ large.message.root.topics: is given, and large.message.root is not "topic"
+→ large.message.root.topics: has no effect unless large.message.root is "topic"
 transforms = ["inflate", "assemble"]
-→ transforms: found ['inflate', 'assemble']; assemble goes first: it assembles the chunks of the source topic
+→ transforms: found ['inflate', 'assemble']; assemble must be first, as it assembles the chunks of the source topic
 transforms = ["chunk", "offload"]
-→ transforms: found ['chunk', 'offload']; chunk goes last: a transform after it would get pieces of values
+→ transforms: found ['chunk', 'offload']; chunk must be last, as a transform after it would receive pieces of values
 large.message.strategy = "auto"
 transforms = ["offload", "chunk"]
 → large.message.strategy: found 'auto', which cannot be used with 'chunk' in transforms
 large.message.threshold.bytes = 10
 large.message.strategy = "chunk"
-→ large.message.threshold.bytes: is given, but nothing is offloaded; chunk.max.bytes, or else the limit of the sink,
-  decides which values are split
+→ large.message.threshold.bytes: has no effect, as nothing is offloaded; chunk.max.bytes, or else the limit of the
+  output topic, determines which values are split
 large.message.encryption.key.id = "one"
 → large.message.encryption.key.id: needs large.message.encryption.key.secret beside it
 large.message.strategy = "chunk"
 large.message.encryption.type = "aes-256-gcm"
 large.message.encryption.key.id = "one"
 large.message.encryption.key.secret = "${env:KEY}"
-→ large.message.encryption.type: found 'aes-256-gcm', and this pipeline writes no payloads to encrypt: chunks and
-  other values stay in Kafka as they are; leave it out, or use offload with large.message.strategy other than 'chunk'
+→ large.message.encryption.type: found 'aes-256-gcm', but this pipeline stores no payloads: chunks and other values stay
+  in Kafka unencrypted; leave it out, or use offload with a large.message.strategy other than 'chunk'
 """,
     S3: """
 -
 → s3.bucket: is missing; it is required: The bucket. It must exist.
 s3.bukket = "b"
-→ s3.bukket: is not a key that is known here; did you mean s3.bucket?
+→ s3.bukket: unknown property; did you mean s3.bucket?
 s3.bucket = 3
 → s3.bucket: found 3, allowed is a value of type string
 s3.bucket = "b"
@@ -232,71 +232,71 @@ s3.secret.key = 3
 s3.bucket = "b"
 reference.format = "bakdata-flag"
 large.message.strategy = "auto"
-→ large.message.strategy: found 'auto'; readers of reference.format 'bakdata-flag' know no chunks
+→ large.message.strategy: found 'auto'; readers of reference.format 'bakdata-flag' do not support chunks
 s3.bucket = "pay_loads"
 reference.format = "bakdata-headers"
-→ s3.bucket: found 'pay_loads'; reference.format = 'bakdata-headers' needs, for its readers, a name that Java takes
-  for a host name: no '_', no digit after the last '.'
+→ s3.bucket: found 'pay_loads'; the readers of reference.format = 'bakdata-headers' require a name that Java accepts as
+  a host name: no '_', no digit after the last '.'
 s3.bucket = "pay.2024"
 reference.format = "bakdata-flag"
-→ s3.bucket: found 'pay.2024'; reference.format = 'bakdata-flag' needs, for its readers, a name that Java takes for a
+→ s3.bucket: found 'pay.2024'; the readers of reference.format = 'bakdata-flag' require a name that Java accepts as a
   host name: no '_', no digit after the last '.'
 s3.bucket = "b"
 s3.prefix = "a b"
 reference.format = "bakdata-flag"
 transforms = ["inflate", "offload"]
-→ s3.prefix: found 'a b'; reference.format = 'bakdata-flag' needs, for its readers, ASCII letters, digits, and
+→ s3.prefix: found 'a b'; the readers of reference.format = 'bakdata-flag' require characters of a-z, A-Z, 0-9 and
   ._~!$&'()*+,;=:@/-
 s3.bucket = "b"
 s3.prefix = "a%20b"
 reference.format = "bakdata-headers"
-→ s3.prefix: found 'a%20b'; reference.format = 'bakdata-headers' needs, for its readers, ASCII letters, digits, and
+→ s3.prefix: found 'a%20b'; the readers of reference.format = 'bakdata-headers' require characters of a-z, A-Z, 0-9 and
   ._~!$&'()*+,;=:@/-
 s3.bucket = "b"
 reference.format = "bakdata-headers"
 large.message.signing.key = "${env:KEY}"
-→ large.message.signing.key: stands beside reference.format = 'bakdata-headers', which has no signatures
+→ large.message.signing.key: cannot be combined with reference.format = 'bakdata-headers', which has no signatures
 large.message.payload.store.class = "gcs"
 gcs.bucket = "pay_loads"
 reference.format = "bakdata-flag"
-→ gcs.bucket: found 'pay_loads'; reference.format = 'bakdata-flag' needs, for its readers, a name that Java takes for
-  a host name: no '_', no digit after the last '.'
+→ gcs.bucket: found 'pay_loads'; the readers of reference.format = 'bakdata-flag' require a name that Java accepts as a
+  host name: no '_', no digit after the last '.'
 """,
     OWN_CLASS: """
 errors.tolerence = "all"
-→ errors.tolerence: is not a key that is known here; did you mean errors.tolerance?; if a custom class has this key,
-  list it in its KEYS
+→ errors.tolerence: unknown property; did you mean errors.tolerance?; if a custom class has this property, list it in
+  its KEYS
 large.message.what = 1
-→ large.message.what: is not a key that is known here; did you mean large.message.root?; if a custom class has this
-  key, list it in its KEYS
+→ large.message.what: unknown property; did you mean large.message.root?; if a custom class has this property, list it
+  in its KEYS
 transaction.boundary = "interval"
-→ transaction.boundary: is not a key that is known here; use instead: transaction.boundary.type
+→ transaction.boundary: unknown property; use instead: transaction.boundary.type
 consumer.max.pol.records = 1
-→ consumer.max.pol.records: is not a key that is known here; did you mean consumer.max.poll.records?
+→ consumer.max.pol.records: unknown property; did you mean consumer.max.poll.records?
 producer.batchsize = 1
-→ producer.batchsize: is not a key that is known here; did you mean producer.batch.size?
+→ producer.batchsize: unknown property; did you mean producer.batch.size?
 sasl.username = "u"
-→ sasl.username: belongs to the worker: it goes above the first line [pipeline.NAME]
+→ sasl.username: is a property of the worker; move it above the first line [pipeline.NAME]
 reference.format = "bakdata-headers"
 large.message.encryption.type = "aes-256-gcm"
 large.message.encryption.key.id = "one"
 large.message.encryption.key.secret = "${env:KEY}"
-→ large.message.encryption.type: found 'aes-256-gcm' beside reference.format = 'bakdata-headers', whose readers cannot
-  decrypt; leave it out, or take reference.format = 'wideload'
+→ large.message.encryption.type: found 'aes-256-gcm', which cannot be combined with reference.format =
+  'bakdata-headers', whose readers cannot decrypt; leave it out, or set reference.format = 'wideload'
 """,
     ORDERS.replace(STORE, "").replace("offload", "chunk"): """
 transforms = ["chunk", "assemble"]
-→ transforms: found ['chunk', 'assemble']; assemble goes first: it assembles the chunks of the source topic
+→ transforms: found ['chunk', 'assemble']; assemble must be first, as it assembles the chunks of the source topic
 large.message.strategy = "chunk"
-→ large.message.strategy: found 'chunk', which needs offload or inflate; transforms are ['chunk']
+→ large.message.strategy: found 'chunk', which requires offload or inflate; transforms are ['chunk']
 large.message.threshold.bytes = 10
-→ large.message.threshold.bytes: is given, but nothing is offloaded; chunk.max.bytes, or else the limit of the sink,
-  decides which values are split
+→ large.message.threshold.bytes: has no effect, as nothing is offloaded; chunk.max.bytes, or else the limit of the
+  output topic, determines which values are split
 large.message.max.bytes = 10
-→ large.message.max.bytes: is a key of a store, but transforms ['chunk'] need none
+→ large.message.max.bytes: is a property of a store, but transforms ['chunk'] need no store
 chunk.max.byte = 10
-→ chunk.max.byte: is not a key that is known here; did you mean chunk.max.bytes?; if a custom class has this key, list
-  it in its KEYS
+→ chunk.max.byte: unknown property; did you mean chunk.max.bytes?; if a custom class has this property, list it in its
+  KEYS
 transforms = ["assemble"]
 max.pending.chunked.bytes = 268435457
 → max.pending.chunked.bytes: found 268,435,457, allowed is no more than in.flight.bytes, which is 268,435,456
@@ -309,39 +309,39 @@ max.pending.chunked.message = 0
 large.message.encryption.type = "aes-256-gcm"
 large.message.encryption.key.id = "one"
 large.message.encryption.key.secret = "${env:KEY}"
-→ large.message.encryption.type: found 'aes-256-gcm', and this pipeline writes no payloads to encrypt: chunks and
-  other values stay in Kafka as they are; leave it out, or use offload with large.message.strategy other than 'chunk'
-→ large.message.encryption.key.id: is a key of a store, but transforms ['chunk'] need none
-→ large.message.encryption.key.secret: is a key of a store, but transforms ['chunk'] need none
+→ large.message.encryption.type: found 'aes-256-gcm', but this pipeline stores no payloads: chunks and other values stay
+  in Kafka unencrypted; leave it out, or use offload with a large.message.strategy other than 'chunk'
+→ large.message.encryption.key.id: is a property of a store, but transforms ['chunk'] need no store
+→ large.message.encryption.key.secret: is a property of a store, but transforms ['chunk'] need no store
 transforms = ["offload", "unwrap"]
-→ transforms: found ['offload', 'unwrap']; unwrap goes before offload, which needs the value without its wrapper
+→ transforms: found ['offload', 'unwrap']; unwrap must come before offload, which needs the unwrapped value
 transforms = ["assemble", "inflate", "unwrap"]
-→ transforms: found ['assemble', 'inflate', 'unwrap']; unwrap goes before inflate, which needs the value without its
-  wrapper
+→ transforms: found ['assemble', 'inflate', 'unwrap']; unwrap must come before inflate, which needs the unwrapped value
 transforms = ["wrap", "unwrap"]
-→ transforms: found ['wrap', 'unwrap']; unwrap goes before wrap, which needs the value without its wrapper
+→ transforms: found ['wrap', 'unwrap']; unwrap must come before wrap, which needs the unwrapped value
 transforms = ["wrap", "offload"]
-→ transforms: found ['wrap', 'offload']; wrap goes after offload, which would get wrapped values
+→ transforms: found ['wrap', 'offload']; wrap must come after offload, which would otherwise receive wrapped values
 transforms = ["wrap", "inflate", "chunk"]
-→ transforms: found ['wrap', 'inflate', 'chunk']; wrap goes after inflate, which would get wrapped values
+→ transforms: found ['wrap', 'inflate', 'chunk']; wrap must come after inflate, which would otherwise receive wrapped
+  values
 transforms = ["unwrap", "assemble"]
-→ transforms: found ['unwrap', 'assemble']; assemble goes first: it assembles the chunks of the source topic
+→ transforms: found ['unwrap', 'assemble']; assemble must be first, as it assembles the chunks of the source topic
 transforms = ["chunk", "wrap"]
-→ transforms: found ['chunk', 'wrap']; chunk goes last: a transform after it would get pieces of values
+→ transforms: found ['chunk', 'wrap']; chunk must be last, as a transform after it would receive pieces of values
 transforms = ["chunk", "unwrap"]
-→ transforms: found ['chunk', 'unwrap']; chunk goes last: a transform after it would get pieces of values
+→ transforms: found ['chunk', 'unwrap']; chunk must be last, as a transform after it would receive pieces of values
 transforms = ["unwrap"]
 unwrap.on.plain.value = "skip"
 → unwrap.on.plain.value: found 'skip', allowed is one of: fail, pass
 wrap.on.nul.value = "pass"
-→ wrap.on.nul.value: is not a key that is known here; did you mean wrap.on.null.value?; if a custom class has this
-  key, list it in its KEYS
+→ wrap.on.nul.value: unknown property; did you mean wrap.on.null.value?; if a custom class has this property, list it in
+  its KEYS
 wraper.header.1 = "a"
-→ wraper.header.1: is not a key that is known here; did you mean wrapper.header.NUMBER?
+→ wraper.header.1: unknown property; did you mean wrapper.header.NUMBER?
 wrapper.headers.1 = "a"
-→ wrapper.headers.1: is not a key that is known here; did you mean wrapper.header.NUMBER?
+→ wrapper.headers.1: unknown property; did you mean wrapper.header.NUMBER?
 wrapper.header = "a"
-→ wrapper.header: is not a key that is known here; did you mean wrapper.header.NUMBER?
+→ wrapper.header: unknown property; did you mean wrapper.header.NUMBER?
 wrapper.header.one = "a"
 → wrapper.header.one: found 'one', allowed behind wrapper.header. is a number from 0 to 2,147,483,647, without leading
   zeros
@@ -424,7 +424,7 @@ ADDRESSES = "allowed is host:port, several separated by commas"
                 "commas."
             ),
         ),
-        (HEAD, "pipeline: there is none; a worker needs at least one table [pipeline.NAME]"),
+        (HEAD, "pipeline: is missing; a worker needs at least one table [pipeline.NAME]"),
         *(
             (f"bootstrap.servers = '{found}'{ORDERS}", f"bootstrap.servers: found '{found}', {ADDRESSES}")
             for found in ("", "localhost", "a:1,", "a:x", "a:0", "a:65536", "PLAINTEXT://a:1", "a b:1", "::1:9092")
@@ -435,7 +435,7 @@ ADDRESSES = "allowed is host:port, several separated by commas"
         ),
         (
             HEAD + ORDERS.replace("pipeline.orders", "pipeline.orders.eu"),
-            '[pipeline.orders] eu.topics: is not a key; a name with dots is quoted: [pipeline."orders.eu"]',
+            '[pipeline.orders] eu.topics: unknown property; a name with dots must be quoted: [pipeline."orders.eu"]',
         ),
         (
             HEAD + ORDERS.replace('"raw"', '"${env:X}"'),
@@ -444,7 +444,7 @@ ADDRESSES = "allowed is host:port, several separated by commas"
         *(
             (
                 HEAD + ORDERS.replace("pipeline.orders", f'pipeline."{name}"'),
-                f"{place}pipeline: found the name {name!r}, allowed are 1 to 200 of [a-zA-Z0-9._-]",
+                f"{place}pipeline: found the name {name!r}, allowed are 1 to 200 characters of [a-zA-Z0-9._-]",
             )
             for name in ("", "a b", "ä", "a/b", "x" * 201)
             for place in (f"[pipeline.{name}] " if name else "",)
@@ -604,7 +604,7 @@ def test_what_does_not_matter_refuses_nothing(taken: str, refused: str | None) -
     [
         (b"a = ", "is not TOML: Invalid value (at end of document)"),
         (b"a = 1\nb b", "is not TOML: Expected '=' after a key in a key/value pair (at line 2, column 3)"),
-        (b"a = '\xff'", "is not UTF-8, which TOML must be"),
+        (b"a = '\xff'", "is not UTF-8, which TOML requires"),
         (None, "cannot be read: No such file or directory"),
     ],
 )

@@ -95,8 +95,8 @@ def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     ("value", "told"),
     [
         ("${file:{}/none}", "file '{}/none' cannot be read: No such file or directory"),
-        ("${file:{}/long}", "file '{}/long' is over 65,536 bytes, no secret is so long"),
-        ("${file:/dev/zero}", "file '/dev/zero' is over 65,536 bytes, no secret is so long"),
+        ("${file:{}/long}", "file '{}/long' is over 65,536 bytes, too large for a secret"),
+        ("${file:/dev/zero}", "file '/dev/zero' is over 65,536 bytes, too large for a secret"),
         ("${file:{}/odd}", "file '{}/odd' is not UTF-8"),
         ("${file:{}}", "file '{}' cannot be read: Is a directory"),
         ("${file:{}/denied}", "file '{}/denied' cannot be read: Permission denied"),

@@ -67,7 +67,7 @@ def test_store_of_a_pipeline_or_of_topics() -> None:
         use_of(settings, None, [])
     with pytest.raises(ConfigurationError, match="--pipeline: found 'three', those with a store are: one, two"):
         use_of(settings, "three", [])
-    with pytest.raises(ConfigurationError, match="in which no pipeline has a store"):
+    with pytest.raises(ConfigurationError, match="-c: has no pipeline with a store"):
         use_of(settings_of(HEAD + table("one", "a", "b", "chunk")), None, [])
 
 
@@ -127,7 +127,9 @@ def test_signing_keys_of_each_topic() -> None:
         assert found.signing_of(topic) == {KEYS: OLD, REQUIRED: True}
     assert found.signing_of("b") == {KEYS: NEW, REQUIRED: True}
     assert found.signing_of("c") == found.signing_of("c-plain") == {}
-    with pytest.raises(ConfigurationError, match="-c: has no pipeline of topic new, and those of the store have diff"):
+    with pytest.raises(
+        ConfigurationError, match="-c: has no pipeline for topic new, and the pipelines of the store have"
+    ):
         found.signing_of("new")
 
 
@@ -160,7 +162,7 @@ def test_keys_of_encryption_of_each_topic() -> None:
         f"{name}.previous.keys": ["two:" + "2e" * 32],
     }
     assert found.encryption_of("b") == {}
-    with pytest.raises(ConfigurationError, match="different keys of encryption; give the keys of the topic with"):
+    with pytest.raises(ConfigurationError, match="different encryption keys; pass the keys of the topic with"):
         found.encryption_of("new")
     again = EncryptionSettings.of(found.encryption_of("a"))
     assert again is not None

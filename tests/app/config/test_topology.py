@@ -25,10 +25,10 @@ def file(*tables: tuple[str, ...]) -> str:
     [
         (
             [("a", "x", "y"), ("b", "x", "z", "group.id = 'wideload-a'")],
-            "b] group.id: found 'wideload-a', which pipeline a has too; each pipeline needs a group of its own",
+            "b] group.id: found 'wideload-a', which pipeline a also uses; each pipeline needs a separate group",
         ),
         *(
-            (tables, f"{found}, which closes a circle of topics: {circle}; records would go round for ever")
+            (tables, f"{found}, which creates a cycle of topics: {circle}; records would circulate forever")
             for tables, found, circle in (
                 ([("a", "raw", "out"), ("b", "out", "raw")], "b] output.topic: found 'raw'", "out → raw → out"),
                 (
@@ -60,7 +60,7 @@ def test_circle_is_refused_exactly_where_one_is(edges: list[tuple[int, int]]) ->
         left -= ends
     text = file(*((f"p{i}", f"t{a}", f"t{b}") for i, (a, b) in enumerate(edges)))
     if left:
-        assert "closes a circle of topics" in refusal_of(text)
+        assert "creates a cycle of topics" in refusal_of(text)
     elif edges:
         assert len(settings_of(text).pipelines) == len(edges)
 
@@ -70,7 +70,7 @@ def test_control_needs_a_topic_of_its_own(topic: str) -> None:
     """Requests must not go through a pipeline, nor records be taken for requests."""
     text = file(("a", "x", "y", DEAD))
     assert refusal_of(f"control.topic = '{topic}'\n{text}") == (
-        f"control.topic: found '{topic}', which pipeline a uses too; it needs a topic of its own"
+        f"control.topic: found '{topic}', which pipeline a also uses; it needs a separate topic"
     )
     assert settings_of(f"control.topic = 'control'\n{text}").control_topic == "control"
     told = refusal_of(f"control.topic = '{'c' * 250}'\n{text}")

@@ -29,10 +29,10 @@ ROOT = [*FILES, "--store", "filesystem.root=/p"]
     ("given", "message"),
     [
         ([], "--store: large.message.payload.store.class=… is missing"),
-        (["--store", "secret-without-equals"], "--store: is KEY=VALUE"),
+        (["--store", "secret-without-equals"], "--store: must be KEY=VALUE"),
         (["--store-config", "/nowhere/store.properties"], "/nowhere/store.properties cannot be read"),
         (FILES, "filesystem.root: is missing"),
-        ([*FILES, "--store", "filesystem.rot=/p"], "filesystem.rot: is not a key"),
+        ([*FILES, "--store", "filesystem.rot=/p"], "filesystem.rot: unknown property"),
         ([*ROOT, "--store", "filesystem.fsync=2"], "filesystem.fsync: found '2'"),
         ([*ROOT, "--deleted-topic", "t"], "--deleted-topic: t is --topic or --carrier too"),
         ([*ROOT, "--ignore-topic", "t"], "--ignore-topic: t is --topic or --carrier too"),
@@ -112,7 +112,7 @@ def test_main_of_a_configuration(
             ["--topic", copies],
             f"--topic: found {copies}, and by the configuration the store has payloads of {topic}, {dead}",
         ),
-        (["--store", f"filesystem.root={tmp_path}"], "and the configuration says another one; leave -c out"),
+        (["--store", f"filesystem.root={tmp_path}"], "but the configuration has another one; leave -c out"),
         (["--pipeline", "in"], "--pipeline: found 'in', those with a store are: out"),
     ):
         with pytest.raises(SystemExit) as ended:

@@ -178,7 +178,7 @@ def test_an_unknown_property_is_refused(
 ) -> None:
     """The error has the nearest name, whichever of several wrong properties comes first."""
     hint = "" if meant is None else f"; did you mean {meant}?"
-    with pytest.raises(ConfigurationError, match=re.escape(f"{key}: is not a key that is known here{hint}") + "$"):
+    with pytest.raises(ConfigurationError, match=re.escape(f"{key}: unknown property{hint}") + "$"):
         config.producer(config_of(**given), OWN)
 
 
@@ -199,7 +199,7 @@ def test_a_store_without_its_serializer_is_explained(config_of: Config) -> None:
         ("large.mesage.threshold.bytes", "did you mean large.message.threshold.bytes?"),
         ("large.mesage.strategy", "did you mean large.message.strategy?"),
         ("large.message.what", "list it in its KEYS"),
-        ("large.message.strategy", "is for a SerializingProducer"),
+        ("large.message.strategy", "is supported only by a SerializingProducer"),
     ],
 )
 def test_a_store_class_of_ones_own_hides_no_misspelt_key(store: type, name: str, found: str) -> None:

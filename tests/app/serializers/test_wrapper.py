@@ -188,7 +188,7 @@ def test_an_error_names_the_header(key: str, stage: object, data: object, reason
         ({"wrapper.header.7.serializer": 5}, "wrapper.header.7.serializer: int: lacks the method serialize"),
         ({"wrapper.header.7.serializer": "nothing"}, "header.7.serializer: found 'nothing', allowed is a class"),
         ({"wrapper.value.serializr": to_json}, "did you mean wrapper.value.serializer?"),
-        ({"wrapper.header.7.deserializer": to_json}, "wrapper.header.7.deserializer: is not a key"),
+        ({"wrapper.header.7.deserializer": to_json}, "wrapper.header.7.deserializer: unknown property"),
     ],
 )
 def test_wrong_serializers_are_refused(config: dict[str, object], message: str) -> None:

@@ -30,7 +30,7 @@ def test_option_over_the_limit(name: str, kind: str) -> None:
         check_names(["t"], {"kafka.client.id": "c", name: OVER})
     assert str(caught.value) == (
         f"{name}: the {kind} has 250 characters, allowed are 249; shorten it, or set {LIMIT_OPTION}=false if the "
-        "brokers take it"
+        "brokers accept it"
     )
     check_names(["t"], {name: OVER, LIMIT_OPTION: "false"})
 
@@ -46,12 +46,16 @@ def test_option_over_the_limit(name: str, kind: str) -> None:
         (["t", OVER], {LIMIT_OPTION: "false"}, "--topic: the topic name has 250 characters, allowed are 249; shorten"),
         # What Spark makes of a prefix, and Kafka's client of a group, has room for their numbers.
         (["t"], {"groupIdPrefix": "p" * 162}, None),
-        (["t"], {"groupidprefix": "p" * 163}, "groupIdPrefix: the client id, which is made of groupIdPrefix, has 250"),
+        (
+            ["t"],
+            {"groupidprefix": "p" * 163},
+            "groupIdPrefix: the client id, which is built from groupIdPrefix, has 250",
+        ),
         (["t"], {"kafka.group.id": "g" * 229}, None),
         (
             ["t"],
             {"kafka.group.id": "g" * 230},
-            "kafka.group.id: the client id, which is made of kafka.group.id, has 250",
+            "kafka.group.id: the client id, which is built from kafka.group.id, has 250",
         ),
         (["t"], {"kafka.group.id": "g" * 249, "kafka.client.id": "c"}, None),
     ],

@@ -59,7 +59,7 @@ def test_source_options() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--kafka-option", "pass-9-without-equals"], "--kafka-option: is KEY=VALUE"),
+        (["--kafka-option", "pass-9-without-equals"], "--kafka-option: must be KEY=VALUE"),
         (["--kafka-config", "/nowhere/client.properties"], "/nowhere/client.properties cannot be read"),
         (["--jars", "/nowhere/connector.jar"], "--jars: /nowhere/connector.jar is neither a file nor a folder"),
         (["--bootstrap-servers", "broker"], "bootstrap.servers: found 'broker', allowed is host:port"),

@@ -88,7 +88,9 @@ def test_a_record_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_options_that_only_java_can_use() -> None:
     """A Java key store is refused with the way that Python has."""
     own = RecordSource({**OPTIONS, "kafka.ssl.truststore.location": "/x.jks"})
-    with pytest.raises(ConfigurationError, match=r"kafka\.ssl\.truststore\.location: is for Java's clients only"):
+    with pytest.raises(
+        ConfigurationError, match=r"kafka\.ssl\.truststore\.location: is supported by Java clients only"
+    ):
         own.streamReader(own.schema())
 
 
