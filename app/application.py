@@ -151,7 +151,7 @@ class Application(faust.App):
         return [*super().on_init_dependencies(), *steering, *self.pipelines]
 
     async def on_first_start(self) -> None:
-        """Makes Faust's folders only if there are agents. Faust's own command has set up its log by now."""
+        """Creates Faust's directories only if there are agents. Faust's own command has set up its log before."""
         root = logging.getLogger()
         hide_secrets(root)
         if self.settings.log_format == "json":
@@ -168,7 +168,7 @@ class Application(faust.App):
         pages = f"http://{host}:{settings.web_port}/"
         log.info(
             "wideload %s starts as process %d: configuration %s; brokers %s; web UI at %s; up to %s of records in "
-            "flight; %d store calls at once for each pipeline; up to %.1f s to stop",
+            "flight; %d concurrent store calls for each pipeline; up to %.1f s to stop",
             VERSION,
             os.getpid(),
             self._config or "of the application",

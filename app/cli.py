@@ -117,10 +117,10 @@ class _Group(click.Group):
 )
 @click.version_option(VERSION, prog_name="wideload", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Oversized messages travel through Kafka.
+    """Moves oversized Kafka values to object storage and back.
 
-    A worker moves values that are too large for a topic to a payload store and writes small references instead; the
-    reverse stage writes the values again. Configuration: docs/configuration.md.
+    A worker moves values that are too large for a topic to a payload store and writes small references instead; another
+    transform restores the values. Configuration: docs/configuration.md.
 
     \b
     Examples:
@@ -226,7 +226,7 @@ def check(config: str, *, show: bool) -> int:
 
 
 def _check_address(settings: Settings) -> Findings:
-    """What is wrong with the address of the pages. That the worker of this file runs there is told, and not wrong."""
+    """What is wrong with the address of the web server. That the worker of this file uses it is only noted."""
     from app.config.findings import Findings
     from app.web.address import check_address, runs_already
 

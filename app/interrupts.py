@@ -14,7 +14,7 @@ def keep_interrupts() -> None:
     """From now on no `KeyboardInterrupt` is lost.
 
     Python cannot raise out of the callback of a weak reference or out of `__del__`: it reports what was raised to
-    `sys.unraisablehook` and goes on, so the command would go on too. Here the main thread gets a SIGINT again.
+    `sys.unraisablehook` and continues, so the command would continue too. Here the main thread gets a SIGINT again.
     All other reports go where they went before.
     """
     report = sys.unraisablehook

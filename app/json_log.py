@@ -56,7 +56,7 @@ def log_as_json(logger: logging.Logger) -> None:
 
 
 def _shown(text: str) -> str:
-    """The text without secrets. Half of a surrogate pair, as in names that are not UTF-8, is no text for JSON."""
+    """The text without secrets. Half of a surrogate pair, as in names that are not UTF-8, is invalid in JSON."""
     return without_secrets(text).encode(errors="backslashreplace").decode()
 
 

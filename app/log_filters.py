@@ -132,7 +132,7 @@ def _passes_by_itself(arg: object) -> bool:
 class LineFormatter(logging.Formatter):
     """Formats a message on one line: what it quotes may have line breaks, or control sequences of terminals.
 
-    The traceback of an unexpected error stands in lines of its own behind it.
+    The traceback of an unexpected error follows in separate lines.
     """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name

@@ -16,7 +16,7 @@ _INT_MAX = 2**31 - 1
 def keep_freed(most_bytes: int) -> bool:
     """Lets the process keep up to `most_bytes` of freed memory, for values up to 32 MiB.
 
-    By default glibc returns the memory of a value of some MiB to the kernel at once. The kernel then clears and maps
+    By default glibc returns the memory of a value of some MiB to the kernel at each free. It then clears and maps
     each page again for the next value, which takes a fifth of the CPU time of large values (`make bench`, chunks). The
     peak of memory stays the same, but memory is returned later. Each arena would keep `most_bytes`, so there is only
     one arena; threads that copy hold Python's lock anyway.

@@ -45,7 +45,7 @@ class _Worker(faust.Worker):
             self._application.ending = "because of SIGINT (Ctrl-C; a second one does not wait)"
             super()._on_sigint()
         else:
-            log.warning("a second SIGINT: the worker ends at once; what is not committed is read again")
+            log.warning("a second SIGINT: the worker ends immediately; what is not committed is read again")
             _end_process(_INTERRUPTED)
 
     def _on_sigterm(self) -> None:
@@ -53,7 +53,7 @@ class _Worker(faust.Worker):
             self._application.ending = "because of SIGTERM"
             super()._on_sigterm()
         else:
-            log.info("another SIGTERM changes nothing: the worker stops already; SIGINT or SIGKILL ends it at once")
+            log.info("another SIGTERM has no effect: the worker is stopping; SIGINT or SIGKILL ends it immediately")
 
     async def _sentinel_task(self) -> None:  # mode's own: the last that the loop runs, which waits for a second
         """Lets tasks that were cancelled end, and connections that were closed close; no longer than they take."""
@@ -141,7 +141,7 @@ def _join_store_calls() -> None:
 
 
 def _leave(status: int) -> None:
-    """Ends the process immediately if a store call hangs: Python would wait for its thread, perhaps for ever."""
+    """Ends the process immediately if a store call hangs: Python would wait for its thread, perhaps forever."""
     if _store_calls():
         log.warning("some store calls do not end and are abandoned; their records are read again at the next start")
         _end_process(status)

@@ -23,13 +23,13 @@ from transforms.retention import Retention, duration_text
 Commit = Mapping[TopicPartition, OffsetAndMetadata]
 """The offset that is committed for a partition, with its metadata."""
 
-# All letters that are read are there already. A fetch that waits at the end of a partition holds up that of the next.
+# All dead letters that are read exist already. A fetch that waits at the end of a partition delays that of the next.
 _FETCH_WAIT_MS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """The letters that a command selects.
+    """The dead letters that a command selects.
 
     Attributes:
         error: the class of the exception, with or without its module; None for any.
@@ -38,7 +38,7 @@ class Filters:
         partition: of the dead-letter topic; None for all.
         start: the least offset in the partition.
         end: the greatest offset; None for the last.
-        limit: how many letters at most; None for all.
+        limit: how many dead letters at most; None for all.
     """
 
     error: str | None = None
@@ -50,7 +50,7 @@ class Filters:
     limit: int | None = None
 
     def match(self, found: FoundLetter, summary: LetterSummary) -> bool:
-        """Whether they select a letter. The caller heeds `partition` and `limit`."""
+        """Whether they select a dead letter. The caller applies `partition` and `limit`."""
         if not self.start <= found.offset <= (found.offset if self.end is None else self.end):
             return False
         if self.since_ms is not None and found.timestamp < self.since_ms:
@@ -65,7 +65,7 @@ class Filters:
 
 
 class ReplayTakenOverError(WideloadError):
-    """Another replay with the same group has begun with the letters of a partition."""
+    """Another replay with the same group has begun with the dead letters of a partition."""
 
     def __init__(self, topic: str, partition: int, group: str) -> None:
         super().__init__(topic, partition, group)
@@ -75,8 +75,8 @@ class ReplayTakenOverError(WideloadError):
 
     def __str__(self) -> str:
         return (
-            f"topic {self.topic}, partition {self.partition}: another replay with group {self.group} has begun "
-            "meanwhile, and continues; this one ends, and nothing is written twice"
+            f"topic {self.topic}, partition {self.partition}: another replay with group {self.group} has "
+            "started and continues; this one ends, and nothing is written twice"
         )
 
 
@@ -125,7 +125,7 @@ class LetterLog:
 
     @property
     def forgotten(self) -> str | None:
-        """That brokers may forget which letters were replayed while the topic still has them; None if it has not.
+        """A warning that brokers may forget which dead letters were replayed while the topic keeps them; or None.
 
         A group without members loses each commit for its age.
         """
@@ -134,9 +134,9 @@ class LetterLog:
         stay_ms = letters.retention_ms + letters.segment_ms
         if not letters.forever and stay_ms <= kept_ms:
             return None
-        stay = "for ever" if letters.forever else f"for up to {duration_text(stay_ms)}"
+        stay = "forever" if letters.forever else f"for up to {duration_text(stay_ms)}"
         return (
-            f"topic {topic.name} keeps letters {stay}, and the brokers forget {duration_text(kept_ms)} after the last "
+            f"topic {topic.name} keeps records {stay}, and the brokers forget {duration_text(kept_ms)} after the last "
             f"replay what group {self.group} has replayed ({RETENTION_KEY}): a later replay writes all of them again; "
             "run it more often than that, or lower retention.ms and segment.ms of the topic"
         )
@@ -166,20 +166,20 @@ class LetterLog:
             stable: whether to wait for transactions that may change them.
 
         Raises:
-            ConfigurationError: the commit is of another program, or of a log that had more letters.
+            ConfigurationError: the commit is of another program, or of a log that had more dead letters.
         """
         wanted = self._partitions[partition]
         commit = (await self._controls.commits([wanted], stable=stable)).get(wanted)
         if commit is None:
             return ReplayedOffsets(first)
-        if commit.offset > end:  # letters may have come, and another replay may have written them
+        if commit.offset > end:  # dead letters may have come, and another replay may have written them
             end = (await self._consumer.end_offsets([wanted]))[wanted]
         if commit.offset > end:
             raise ConfigurationError(
                 "--group",
                 f"group {self.group} has replayed topic {self.topic.name}, partition {partition}, up to offset "
                 f"{commit.offset:,}, and the partition ends at {end:,}: its log was cut, as by an unclean election, or "
-                "it is another topic of this name; it is not known which letters were replayed; another --group "
+                "it is another topic of this name; it is not known which records were replayed; another --group "
                 "begins with nothing replayed",
             )
         found = ReplayedOffsets.parse(commit.offset, commit.metadata)

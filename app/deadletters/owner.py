@@ -1,4 +1,4 @@
-"""Whose letters are in a dead-letter topic that several pipelines share: whose each is, and whose store opens it."""
+"""The owners of dead letters in a topic that several pipelines share: which pipeline, and whose store opens them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Owner:
         name: of the pipeline.
         topics: that it reads.
         others: the names of the other pipelines of the topic, as far as they are known.
-        rivals: the topics that these read, by their names, if the letters of all are replayed one pipeline after
-            another. Then each letter has one owner, or none. None if only this pipeline's letters are.
-        first: whether the pipeline is the first of these; what nobody owns is told of once.
+        rivals: the topics that these read, by their names, if the dead letters of all are replayed one pipeline
+            after another, so that each has one owner, or none. None if only those of this pipeline are replayed.
+        first: whether the pipeline is the first of these; what has no owner is reported once.
     """
 
     name: str
@@ -47,13 +47,13 @@ class Owner:
             yield cls(pipeline.name, pipeline.topics, frozenset(rivals), rivals, pipeline is pipelines[0])
 
     def leaves(self, context: Mapping[str, str]) -> bool:
-        """Whether another replay, of those one after another, sees to the letter."""
+        """Whether the replay of another pipeline handles the dead letter."""
         if self.rivals is None or self.owns(context):
             return False
         return not self.first or self._readers(context) != []
 
     def _readers(self, context: Mapping[str, str]) -> Sequence[str]:
-        """Whose the letter is: by its name, or else who alone reads the topic of the record; empty if nobody's."""
+        """The pipeline that the dead letter names, or else the only one that reads its source topic; empty if none."""
         topics = {self.name: self.topics, **(self.rivals or {})}
         name = context.get(_NAME)
         if name in topics:
@@ -62,9 +62,9 @@ class Owner:
         return found if len(found) == 1 else []
 
     def owns(self, context: Mapping[str, str]) -> bool:
-        """Whether a letter with this context is the pipeline's own, or nothing says that it is not.
+        """Whether a dead letter with this context is the pipeline's own, or nothing shows that it is not.
 
-        A letter names its pipeline. If that has another name by now, the topic of the record decides. A letter without
+        A dead letter names its pipeline. If that was renamed, the topic of the record decides. A dead letter without
         context may be anybody's.
         """
         if self.rivals is not None:
@@ -76,7 +76,7 @@ class Owner:
 
 
 def told_context(record: RecordLike) -> Mapping[str, str]:
-    """The context in the headers of a letter, which are there also if its value cannot be read."""
+    """The context in the headers of a dead letter, which exist even if its value cannot be read."""
     return {
         name.removeprefix(PREFIX): value.decode(errors="replace")
         for name, value in record.headers
@@ -85,7 +85,7 @@ def told_context(record: RecordLike) -> Mapping[str, str]:
 
 
 class SharedReaders:
-    """Reads the letters of a topic that several pipelines share; each is opened with the store of its own pipeline.
+    """Reads the dead letters of a topic that several pipelines share; each is opened with its pipeline's store.
 
     Args:
         readers: by the name of the pipeline; at least one.
@@ -106,7 +106,7 @@ class SharedReaders:
         return self._assembling.incomplete()
 
     def summarize(self, found: FoundLetter) -> LetterSummary:
-        """The summary by the letter's own pipeline; if that is not known, by the first that can read it. Blocks."""
+        """The summary by the dead letter's pipeline; if that is unknown, by the first that can read it. Blocks."""
         names = {(value or b"").decode(errors="replace") for name, value in found.record.headers if name == _HEADER}
         own_first = sorted(self._readers, key=lambda name: name not in names)
         summaries = [self._readers[own_first[0]].summarize(found)]

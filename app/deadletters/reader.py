@@ -1,4 +1,4 @@
-"""The reader of letters: it makes letters from the records of a dead-letter topic, also from chunks and references."""
+"""The reader of dead letters: it makes them from the records of a topic, also from chunks and references."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ from transforms.record import Record, RecordLike, SourceRecord
 from transforms.reference import Reference
 from transforms.signing import Signing
 
-_PENDING = 10_000  # letters of other pipelines may stand between the chunks of a letter
+_PENDING = 10_000  # dead letters of other pipelines may stand between the chunks of one
 
 
 @dataclass(frozen=True, slots=True)
 class FoundLetter:
-    """A letter in the dead-letter topic, not opened yet.
+    """A dead letter in the dead-letter topic, not opened yet.
 
     Attributes:
         partition: of the dead-letter topic.
-        offsets: of its records there, in order; a chunked letter has several. Of records that are not read, the first
+        offsets: of its records, in order; a chunked dead letter has several. Of records that are not read, the first
             and the last.
-        record: the record of the letter, assembled if it was chunked; the first chunk if it cannot be assembled.
+        record: the record of the dead letter, assembled if it was chunked; the first chunk if it cannot be assembled.
         timestamp: of the last record.
         error: why it cannot be assembled; None if nothing is wrong.
     """
@@ -74,12 +74,12 @@ class FoundLetter:
 
 @dataclass(frozen=True, slots=True)
 class LetterSummary:
-    """What a list of letters shows of one.
+    """What `dlq list` shows of a dead letter.
 
     Attributes:
         letter: without its value if that is in the store; None if it cannot be read.
         form: `whole`, `store` or `chunks`: where its value is.
-        size: bytes of the value, or of the letter if that is stored whole; None for a null.
+        size: bytes of the value, or of the dead letter if that is stored whole; None for a null.
         error: why it cannot be read; None if it can.
     """
 
@@ -90,14 +90,14 @@ class LetterSummary:
 
 
 class LetterReader:
-    """Assembles letters from chunks, and downloads them from the store.
+    """Assembles dead letters from chunks, and downloads them from the store.
 
     Args:
         store: of the pipeline; None if it has none.
-        max_bytes: the largest letter that is read.
+        max_bytes: the largest dead letter that is read.
         signing: the keys of signed references; None if references need no signature.
         keyring: opens encrypted payloads; None if there is no key.
-        topics: the topics whose payloads letters may refer to.
+        topics: the topics whose payloads dead letters may refer to.
     """
 
     # State that changes: `_reassembly` and `_incomplete`. One caller at a time of `add` and `incomplete`; the other
@@ -116,7 +116,7 @@ class LetterReader:
         self._keyring = keyring
         self._store = store
         self._inflate = Inflate(max_bytes, signing=signing)
-        # A forged letter must not copy payloads of other topics to a source, even if inflate may read these topics.
+        # A forged dead letter must not copy payloads of other topics to a source, even if inflate may read these.
         self._scope = ReferenceScope(store.root, frozenset(topics)) if isinstance(store, Store) else None
         limits = Limits(messages=_PENDING, pending_bytes=2 * max_bytes, message_bytes=max_bytes, expire_ms=0)
         self._reassembly = Reassembly(limits)
@@ -124,18 +124,18 @@ class LetterReader:
 
     @property
     def pending(self) -> int:
-        """How many letters lack chunks."""
+        """How many dead letters lack chunks."""
         return len(self._incomplete)
 
     @property
     def duplicates(self) -> int:
-        """How many chunks have come twice: their writer began again after an error."""
+        """How many chunks have come twice: their writer restarted after an error."""
         return self._reassembly.counts.duplicates
 
     def add(self, record: SourceRecord) -> Iterator[FoundLetter]:
-        """Adds the next record of a partition, in the order of offsets; yields the letters that are complete now.
+        """Adds the next record of a partition, in the order of offsets; yields the dead letters complete now.
 
-        Records that are not read are one letter.
+        Records that are not read are one dead letter.
         """
         if isinstance(record, UnreadBatch):
             offsets = (record.offset,) if record.first == record.offset else (record.first, record.offset)
@@ -164,7 +164,7 @@ class LetterReader:
         return FoundLetter(chunks[0].partition, _offsets(chunks), chunks[0], chunks[0].timestamp, error)
 
     def incomplete(self) -> Iterator[FoundLetter]:
-        """The letters that lack chunks after the last record was added. They are told once, and forgotten."""
+        """The dead letters that lack chunks after the last record was added. They are returned once, and forgotten."""
         letters, self._incomplete = self._incomplete, {}
         for partition in {partition for partition, _ in letters}:
             self._reassembly.clear(partition)
@@ -173,24 +173,24 @@ class LetterReader:
             yield FoundLetter(partition, _offsets(chunks), chunks[0], chunks[0].timestamp, error)
 
     def open(self, found: FoundLetter) -> Letter:
-        """The letter, with its value downloaded if it is in the store. Blocks.
+        """The dead letter, with its value downloaded if it is in the store. Blocks.
 
         Raises:
             TransformError: it cannot be read.
-            PayloadStoreError: the store failed, or the reference is to a payload of another topic; or the letter is in
-                a store, and the pipeline has none, or one of which nobody knows whose payload a path leads to.
+            PayloadStoreError: the store failed, or the reference is to a payload of another topic; or the dead letter
+                is in a store, and the pipeline has none, or one that cannot verify whose payload a path leads to.
         """
         if found.error is not None:
             raise found.error
         record = found.record
         if is_letter_reference(record):
             if self._store is None:
-                raise PayloadStoreError(f"{STORE_CLASS} is missing, and the letter is in a store")
+                raise PayloadStoreError(f"{STORE_CLASS} is missing, and the dead-letter record is in a store")
             inflation = self._inflate.begin(record)
             if self._scope is None:
                 raise PayloadStoreError(
-                    f"reference {shown(inflation.reference.path)} is refused: it must lead to a payload of a dead "
-                    f"letter, and the class of {STORE_CLASS} cannot tell"
+                    f"reference {shown(inflation.reference.path)} is refused: it must lead to a payload of a "
+                    f"dead-letter record, and the class of {STORE_CLASS} cannot verify that"
                 )
             self._scope.check_letter(inflation.reference.path)
             record = self._inflate.finish(
@@ -199,7 +199,7 @@ class LetterReader:
         return open_letter(record)
 
     def summarize(self, found: FoundLetter) -> LetterSummary:
-        """The summary of the letter. The payload is downloaded only if the context is not in the headers. Blocks."""
+        """The summary of the dead letter. Downloads the payload only if the context is not in the headers. Blocks."""
         record = found.record
         form = "chunks" if is_letter_chunk(record) or len(found.spans) > 1 else "whole"
         size = None if record.value is None else len(record.value)

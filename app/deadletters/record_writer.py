@@ -1,9 +1,9 @@
-"""The writers of replayed records: they write the records of letters, and commit the offsets of the letters.
+"""The writers of replayed records: they write the records of dead letters, and commit the offsets of these.
 
 The exactly-once writer does both in one transaction. Its `transactional.id` is that of the group and the partition of
-the letters. It takes the id before the committed offsets are read: the brokers abort what an earlier replay has left
-open, and take nothing more from a replay that still runs. So what is committed is what was written, and nobody else
-writes it.
+the dead letters. It takes the id before the committed offsets are read: the brokers abort what an earlier replay has
+left open, and accept nothing more from a replay that still runs. What is committed is therefore what was written, and
+nobody else writes it.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from transforms.record_format import is_writable, serialize
 GUARANTEE = "--processing-guarantee"
 """The option that chooses the writer."""
 
-_OTHERWISE = f"; or give {GUARANTEE} at_least_once, with which letters may be replayed twice"
+_OTHERWISE = f"; or use {GUARANTEE} at_least_once, with which records may be replayed twice"
 
 
 class RecordWriter:
-    """Writes the records of the letters of one partition. After an error it is not used again.
+    """Writes the records of the dead letters of one partition. After an error it is not used again.
 
     Args:
         writer: with the `transactional.id` of the partition, or without one.
-        log: of the letters.
-        partition: of the letters.
+        log: of the dead letters.
+        partition: of the dead letters.
         timeout_ms: of a transaction; None for none. Then the offsets are committed after the records: a replay that is
             killed between them writes the same again when it is run again.
     """
@@ -62,7 +62,7 @@ class RecordWriter:
 
         Args:
             records: each with its topic and its partition.
-            commit: the offsets of the letters that are replayed then.
+            commit: the offsets of the dead letters that are replayed then.
 
         Raises:
             ClusterError: some may not be durable, and the offsets may not be committed.
@@ -98,7 +98,7 @@ class RecordWriter:
 
 
 OpenWriter = Callable[[int], AbstractAsyncContextManager[RecordWriter]]
-"""Opens the writer for the letters of a partition."""
+"""Opens the writer for the dead letters of a partition."""
 
 
 def size_alone(record: RecordLike) -> int:
@@ -124,13 +124,13 @@ async def check_exactly_once(client: ClientSettings, log: LetterLog, timeout_ms:
 async def open_writer(
     client: ClientSettings, log: LetterLog, timeout_ms: int | None, partition: int
 ) -> AsyncIterator[RecordWriter]:
-    """A writer for the letters of a partition; it is closed at the end of the block.
+    """A writer for the dead letters of a partition; it is closed at the end of the block.
 
     Args:
         client: how to reach the cluster.
-        log: of the letters, with a group.
+        log: of the dead letters, with a group.
         timeout_ms: of a transaction; None to write at least once, without transactions.
-        partition: of the letters.
+        partition: of the dead letters.
 
     Raises:
         ConfigurationError: the user may not have the transactions.

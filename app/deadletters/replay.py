@@ -1,9 +1,9 @@
 """The replay: it writes the records of dead letters back to the topics and partitions that they came from, each once.
 
-The offsets of replayed letters are committed to a group of their own together with the records: see
+The offsets of replayed dead letters are committed to a separate group together with the records: see
 `app.deadletters.record_writer` and `app.deadletters.replay_offsets`. So an interrupted replay continues where it was.
 
-Letters may be forged. A letter decides about itself only: none keeps the others from being replayed.
+Dead letters may be forged. Each decides about itself only: none prevents others from being replayed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from transforms.letter import Letter
 from transforms.record import RecordLike
 from transforms.record_format import is_writable
 
-_BATCH = 200  # letters that are written, and committed, together
+_BATCH = 200  # dead letters that are written, and committed, together
 _BATCH_VALUE_BYTES = 32 * 1024 * 1024
 
 
@@ -62,7 +62,7 @@ class _Replayable:
 
 
 def letter_reader(store: PayloadStore | None, settings: PipelineSettings, topic: str) -> LetterReader:
-    """A reader of the letters of a pipeline in a topic."""
+    """A reader of the dead letters of a pipeline in a topic."""
     topics = {topic, *settings.reference_scope.topics}
     keyring = open_keyring(settings.encryption, settings.store_timeout_ms)
     return LetterReader(store, settings.max_bytes, settings.signing, keyring=keyring, topics=topics)
@@ -77,14 +77,14 @@ class Replay:
         settings: of the pipeline.
         log: its dead-letter topic, with a group.
         store: of the pipeline; None if it has none.
-        filters: select the letters.
+        filters: select the dead letters.
         to: a topic for all records; None to write each to the topic that it came from.
         max_replays: a record that was replayed so often is skipped.
-        done: called with the number of letters after each batch.
-        owner: replay only letters of this pipeline; None to replay all that the pipeline may.
-        skip_unreadable: whether letters that nobody can read count as replayed, so that they leave no gaps.
+        done: called with the number of dead letters after each batch.
+        owner: replay only dead letters of this pipeline; None to replay all that the pipeline may.
+        skip_unreadable: whether dead letters that nobody can read count as replayed, so that they leave no gaps.
         warn: called before anything is written with what the user should know.
-        tally: counts the letters.
+        tally: counts the dead letters.
     """
 
     client: ClientSettings
@@ -100,7 +100,7 @@ class Replay:
     warn: Callable[[str], None] = field(default=lambda _: None)
     tally: Tally = field(default_factory=Tally, init=False)
     _topics: dict[str, Topic | ConfigurationError] = field(default_factory=dict, init=False)
-    _batch: list[_Replayable] = field(default_factory=list, init=False)  # the letters that are written next
+    _batch: list[_Replayable] = field(default_factory=list, init=False)  # the dead letters that are written next
     _unreadable: list[range] = field(default_factory=list, init=False)  # offsets that are committed with them
     _committed: bool = field(default=False, init=False)  # whether anything was, of the partition
 
@@ -109,7 +109,7 @@ class Replay:
 
         Raises:
             ConfigurationError: there is no such partition or topic, the group has members, its commits do not fit the
-                letters, or the user may not write.
+                dead letters, or the user may not write.
             ClusterError: the cluster failed; the commits stay.
             TooManyGapsError: the offsets of a batch could not be committed; none of it was written.
             ReplayTakenOverError: another replay with the same group has begun.
@@ -170,7 +170,7 @@ class Replay:
         for found in reader.incomplete():
             await self._take(reader, found, replayed)
         if last is not None:
-            replayed.add(last + 1, end)  # where letters come in transactions, the marks of these are the last
+            replayed.add(last + 1, end)  # if records come in transactions, the markers are the last
         return await self._flush(writer, partition, replayed)
 
     def _past_end(self, offset: int, reader: LetterReader) -> bool:
@@ -209,7 +209,7 @@ class Replay:
             self.tally.fail(found, exc.reason)
 
     async def _skip_unreadable(self, reader: LetterReader, found: FoundLetter) -> None:
-        """Lets a letter that cannot be replayed count as replayed, if that is due to the letter itself."""
+        """Marks a dead letter that cannot be replayed as replayed, if that is due to itself."""
         if not self.skip_unreadable:
             return
         try:
@@ -235,7 +235,7 @@ class Replay:
             return f"{REPLAYED}{letter.replays} times already, and failed again (--max-replays)"
         topic = self._target(letter)
         if topic is None:
-            return "the letter does not name the topic of its record (--to)"
+            return "the dead-letter record does not name the topic of its record (--to)"
         if self.to is None and topic not in self.settings.topics:
             return f"of topic {topic}, which this pipeline does not read (--to)"
         return None
@@ -278,7 +278,7 @@ class Replay:
         return _Replayable(found, letter, topic, partition, records, sum(len(each.value or b"") for each in records))
 
     async def _describe(self, name: str) -> Topic:
-        """The topic as the cluster describes it; asked for once, not for each letter."""
+        """The topic as the cluster describes it; asked for once, not for each dead letter."""
         if name not in self._topics:
             try:
                 found = self._topics[name] = await find_topic(self.client, name)

@@ -1,4 +1,4 @@
-"""The tally of a replay: what was done with each letter."""
+"""The tally of a replay: what was done with each dead letter."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from app.deadletters.reader import FoundLetter
 
 REPLAYED = "replayed "
-"""The beginning of each reason to skip a letter that was replayed already."""
+"""The beginning of each reason to skip a dead letter that was replayed already."""
 
 _MOST_FAILED = 20  # that are kept
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A letter that cannot be replayed.
+    """A dead letter that cannot be replayed.
 
     Attributes:
         partition: of the dead-letter topic.
@@ -30,14 +30,14 @@ class Failure:
 
 @dataclass(slots=True)
 class Tally:
-    """The letters that a replay has replayed, skipped and not been able to replay; of a dry run, that it would.
+    """The dead letters that a replay has replayed, skipped or could not replay; in a dry run, that it would.
 
     Attributes:
-        targets: replayed letters by the topic and the partition of their records.
-        errors: the same letters by the class of the exception.
-        skipped: letters that the filters match and that are skipped, by the reason.
-        failed: the first letters that cannot be replayed.
-        failures: how many letters cannot be replayed.
+        targets: replayed dead letters by the topic and the partition of their records.
+        errors: replayed dead letters by the class of the exception.
+        skipped: dead letters that the filters match and that are skipped, by the reason.
+        failed: the first dead letters that cannot be replayed.
+        failures: how many dead letters cannot be replayed.
     """
 
     targets: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -48,21 +48,21 @@ class Tally:
 
     @property
     def replayed(self) -> int:
-        """How many letters are replayed."""
+        """How many dead letters are replayed."""
         return self.targets.total()
 
     @property
     def passed_over(self) -> int:
-        """How many letters were skipped, if all were; else 0."""
+        """How many dead letters were skipped, if all were; else 0."""
         return 0 if self.replayed or self.failures else self.skipped.total()
 
     @property
     def in_vain(self) -> bool:
-        """Whether all letters were skipped, and none because it was replayed already: the command cannot be meant."""
+        """Whether all were skipped, and none because it was replayed already: the command is probably wrong."""
         return self.passed_over > 0 and not any(reason.startswith(REPLAYED) for reason in self.skipped)
 
     def fail(self, found: FoundLetter, reason: str) -> None:
-        """Counts a letter that cannot be replayed."""
+        """Counts a dead letter that cannot be replayed."""
         self.failures += 1
         if len(self.failed) < _MOST_FAILED:
             self.failed.append(Failure(found.partition, found.offset, reason))

@@ -1,4 +1,4 @@
-"""The writer of letters: it puts dead letters, however large, into a form that their topic takes."""
+"""The writer of dead letters: it brings them, however large, into a form that their topic accepts."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from transforms.reference import Encryption, Reference
 
 log = logging.getLogger(logger_name(__name__))
 
-_AVOID_S = 5.0  # how long letters are sent as chunks after the store has failed
-_LONGEST_PATH = "p" * 1_024  # of S3's keys; if a store has longer paths, its letters are sent as chunks
+_AVOID_S = 5.0  # how long dead letters are sent as chunks after the store has failed
+_LONGEST_PATH = "p" * 1_024  # of S3's keys; if a store has longer paths, its dead letters are sent as chunks
 _LONGEST_KEY_ID = "k" * 128  # an ARN has some 90 characters
 _DATA_KEY_BYTES = 80 + 512  # with the token of AWS KMS, of some 200 bytes
 
 
 class LetterWriter:
-    """Makes the letters of a pipeline. Several threads may call its methods at once.
+    """Makes the dead letters of a pipeline. Several threads may call its methods concurrently.
 
     Args:
         settings: of the pipeline.
@@ -64,7 +64,7 @@ class LetterWriter:
         self._chunking = Chunking(self._limit)
 
     def whole(self, source: SourceRecord, cause: Cause) -> Record | None:
-        """The whole letter; None if the topic would not take it, or if no client can write it."""
+        """The whole dead letter; None if the topic would not accept it, or if no client can write it."""
         if isinstance(source, UnreadBatch) or not record_format.is_writable(source):
             return None
         context = cause.headers(source)
@@ -74,7 +74,7 @@ class LetterWriter:
         return letter if batch_of_one_bytes(letter) <= self._limit else None
 
     def any(self, source: SourceRecord, cause: Cause) -> Sequence[Record]:
-        """The letter in the first form that the topic takes. A large letter may be stored, which blocks.
+        """The dead letter in the first form that the topic accepts. A large one may be stored, which blocks.
 
         Raises:
             RecordTooLargeError: the topic takes less than `LEAST_BYTES`.
@@ -104,7 +104,7 @@ class LetterWriter:
 
     def _stored(self, forms: Sequence[Record]) -> Sequence[Record]:
         store = self._store
-        # A reader must be able to tell whose payload a path leads to, or a forged letter would copy any.
+        # A reader must be able to see whose payload a path leads to, or a forged dead letter would copy any.
         if not isinstance(store, Store) or self._clock() < self._avoid_until_s:
             return ()
         for form in forms:
@@ -143,7 +143,7 @@ class LetterWriter:
 
 
 def _records(source: SourceRecord, cause: Cause) -> Sequence[Record]:
-    """The letter as a value, in several forms; each has fewer headers than the one before."""
+    """The dead letter as a value, in several forms; each has fewer headers than the one before."""
     context = cause.headers(source)
     data = record_format.serialize(dead_letter(source, context))
     mark = mark_of("record", context)
@@ -156,7 +156,7 @@ def _records(source: SourceRecord, cause: Cause) -> Sequence[Record]:
 
 
 def _batches(source: SourceRecord, cause: Cause) -> Sequence[Record]:
-    """The letter of records that were not read, in two forms; the second has fewer headers."""
+    """The dead letter of records that were not read, in two forms; the second has fewer headers."""
     context = cause.headers(source)
     mark = mark_of("batch", context)
     return (

@@ -1,10 +1,10 @@
 """Admission: batches that were read wait in their lanes until the budget has room for them.
 
-A batch of which no stage wants a record goes on as it is. Any other one is taken apart, and its records go on one by
-one.
+A batch of which no transform needs a record is forwarded whole. Any other one is decoded, and its records are admitted
+one by one.
 
-A partition whose record finds no room waits alone: the others go on, as far as they have room. But no record overtakes
-one of its kind, with work or without, or a large record could wait for ever.
+A partition whose record does not fit into the budget waits alone: the others continue, as far as they have room. But no
+record overtakes one of its kind, with work or without, or a large record could wait forever.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from transforms.record_batch import RecordBatch
 
 _SMALL_PART_OF_BUDGET = 16
 _LEAST_SMALL_BYTES = 1_048_576
-_LEAST_OPENED_BYTES = 64 * 1_048_576  # batches of so much are taken apart however small the budget is
+_LEAST_OPENED_BYTES = 64 * 1_048_576  # batches of this size are decoded however small the budget is
 _PASSING_FOR_ONE = 8  # so many records that pass in a batch take as long as one that is looked at
 _DECOMPRESSED_FOR_ONE = 65_536  # so many bytes take longer: 13 KB may hold 400 MiB, and no other task runs in that time
 _PART_OF_BUDGET = 8  # merged batches may take so small a part of it
@@ -78,7 +78,7 @@ class Admission:
         """Whether a record that passes has found no room in this turn."""
 
     def admit(self) -> None:
-        """Lets records of each partition go on, up to the first for which there is no room.
+        """Admits records of each partition, up to the first for which there is no room.
 
         After as many records as are looked at in one turn, the rest waits for the next one; see `in_turn`.
 
@@ -101,7 +101,7 @@ class Admission:
                 return
 
     def _admit(self, lane: Lane) -> None:
-        """Lets batches of a partition go on, until one has to wait, or the turn ends."""
+        """Admits batches of a partition, until one has to wait, or the turn ends."""
         read = lane.read
         while self._left > 0 and read:
             if not read.opened:
@@ -134,7 +134,7 @@ class Admission:
     # --- batches -----------------------------------------------------------------------------------------------------
 
     def _open(self, lane: Lane) -> bool:
-        """Takes the next batch apart; False while others are open that leave no room: what they hold is in memory.
+        """Decodes the next batch; False while others are open that leave no room: what they hold is in memory.
 
         Small ones are always opened: records of one partition must not wait for a store that another one needs.
         """
@@ -151,7 +151,7 @@ class Admission:
         return True
 
     def _passing(self, lane: Lane, batches: Sequence[SourceBatch]) -> Sequence[SourceBatch]:
-        """The next batches that go on together: several if they are small; none if the next one does not pass."""
+        """The next batches to forward together: several if they are small; none if the next one does not pass."""
         first = batches[0]
         if not self._passes_whole(lane, first):
             return ()
@@ -168,7 +168,7 @@ class Admission:
         return passing
 
     def _pass(self, lane: Lane, passing: Sequence[SourceBatch]) -> bool:
-        """Lets batches go on as one, up to the first that has a record which must be looked at; False if none has."""
+        """Forwards batches as one, up to the first that must be decoded; False if that is the first one."""
         batch = _together(passing)
         if not batch.plain:
             passing = list(itertools.takewhile(lambda each: each.plain, passing))
@@ -217,10 +217,10 @@ class Admission:
             return False
         return self._chain.passes_whole(batch.batch, whole=batch.goes_whole(self._codec, self._limit_bytes))
 
-    # --- records of batches that were taken apart --------------------------------------------------------------------
+    # --- records of decoded batches ----------------------------------------------------------------------------------
 
     def _admit_records(self, lane: Lane) -> None:
-        # Every record of a batch that was taken apart comes through here. One that passes costs the calls here and in
+        # Every record of a decoded batch comes through here. One that passes costs the calls here and in
         # `Output.append`, and no others.
         records, share, delivered = lane.read.records, self._share, lane.delivered
         chunks = self._assembler is not None
@@ -247,7 +247,7 @@ class Admission:
             self._stats.bytes_in += len(record.key or b"") + len(record.value or b"")
 
     def _admit_apart(self, lane: Lane, record: SourceRecord, held: int) -> bool:
-        """Lets a record go on that is not for the chain, if there is room for it."""
+        """Admits a record that is not for the chain, if there is room for it."""
         if isinstance(record, UnreadBatch) and record.offset >= lane.delivered:
             if not self._fail(lane, record, record.error, held):
                 return False
@@ -266,7 +266,7 @@ class Admission:
             return False
         whole, discarded = self._assembler.add(lane.partition, chunk)
         lane.tracked(chunk.offset)
-        # Before the chunk itself: what a commit notes as delivered must not pass it while the letters are not written.
+        # Before the chunk itself: a commit must not note it as delivered while the dead letters are not written.
         for event in discarded:
             self._dispatcher.give_up(event)
         if whole is None:

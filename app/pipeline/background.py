@@ -16,11 +16,11 @@ log = logging.getLogger(logger_name(__name__))
 T = TypeVar("T")
 
 FORESEEN = (WideloadError, KafkaError, OSError, TimeoutError)
-"""The errors that are no defects of this project."""
+"""The errors that are not defects of this project."""
 
 
 class TaskEndedError(WideloadError):
-    """A task has ended that goes on until it is cancelled, or it was cancelled by nobody who may."""
+    """A task that runs until it is cancelled has ended, or was cancelled other than by `cancel`."""
 
 
 def begin(
@@ -33,7 +33,7 @@ def begin(
     Args:
         work: what it does.
         failed: called with what it has raised; with a `TaskEndedError` if it has raised nothing.
-        lasting: whether it goes on until it is cancelled, so that it fails if it returns, too.
+        lasting: whether it runs until it is cancelled, so that its return is a failure, too.
     """
     task = asyncio.get_running_loop().create_task(work)
     name = cast("Any", work).__qualname__
@@ -45,7 +45,7 @@ def begin(
                 log.error("%s was to end: unexpected error", name, exc_info=error)
             return
         if error is None and (lasting or task.cancelled()):
-            error = TaskEndedError(f"{name} has ended, which goes on until it is stopped")
+            error = TaskEndedError(f"{name} has ended, although it was not stopped")
         if error is not None:
             failed(error)
 
@@ -54,7 +54,7 @@ def begin(
 
 
 async def end(task: asyncio.Task[Any] | None) -> None:
-    """Cancels a task and waits until it has ended, whatever it ends with; None is no task."""
+    """Cancels a task and waits until it has ended, whatever it ends with; None does nothing."""
     if task is not None:
         task.cancel()
         await asyncio.wait([task])

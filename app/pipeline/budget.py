@@ -141,17 +141,17 @@ class Share:
             self.budget.wake()
 
     def take_work(self, size: int) -> None:
-        """As `take`, for a record with work; `give_work` and `pass_on` count it out again."""
-        self.pass_on(-size)
+        """As `take`, for a record with work; `give_work` and `finish_work` count it out again."""
+        self.finish_work(-size)
         self.take(size)
 
     def give_work(self, size: int) -> None:
         """As `give`, for a record with work."""
-        self.pass_on(size)
+        self.finish_work(size)
         self.give(size)
 
-    def pass_on(self, size: int) -> None:
-        """Counts bytes of a record as work no more; the share holds them until `give`."""
+    def finish_work(self, size: int) -> None:
+        """Moves bytes of a record from work to output; the share holds them until `give`."""
         if not self._closed:
             self.work -= size
             self.budget.work -= size
@@ -182,7 +182,7 @@ class Share:
     def close(self) -> None:
         """Gives back all that is left; counts nothing after that."""
         if not self._closed:
-            self.pass_on(self.work)
+            self.finish_work(self.work)
             self.fetched(-self.ahead)
             self.budget.shares -= 1
             self.give(self.used)

@@ -1,4 +1,4 @@
-"""The chain: the stages of a pipeline, in order."""
+"""The chain: the transforms of a pipeline, in order."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from transforms.record_format import check_names
 
 
 class Chain:
-    """Brings one record after the other through its stages. Has no state: several threads may call it.
+    """Applies its transforms to one record after the other. Has no state: several threads may call it.
 
     Args:
-        stages: in the order of `transforms`.
-        sink: the topic behind them. If it is compacted, it accepts no record without a key. If its brokers compress
+        stages: in the order of the property `transforms`.
+        sink: the output topic. If it is compacted, it accepts no record without a key. If its brokers compress
             again, nobody here knows what they compare with the limit: records are judged by their uncompressed size.
     """
 
@@ -45,19 +45,19 @@ class Chain:
         self._recompressed = sink.recompressed
 
     def passes_whole(self, batch: RecordBatch, *, whole: bool = False) -> bool:
-        """True if each record of the batch goes to the sink as it is; False if that cannot be found out cheaply.
+        """True if each record of the batch is forwarded unchanged; False if that cannot be found out cheaply.
 
         Brokers check the keys of a compacted topic, but refuse the whole batch for one record.
 
         Args:
             batch: to look at.
-            whole: whether the batch is sent as it is. Then it is the batch that must be within the limit of the sink.
+            whole: whether the batch is forwarded whole, so that the batch must be within the limit of the output topic.
         """
         whole = whole and not self._recompressed
         return not self._compacted and not any(stage.wants_any(batch, whole=whole) for stage in self.stages)
 
     def passes(self, record: RecordLike) -> bool:
-        """True if the record goes to the sink as it is, even if it is not compressed."""
+        """True if the record is forwarded unchanged, even if it is not compressed."""
         if self._compacted and record.key is None:
             return False
         if not record.headers and len(record.value or b"") + len(record.key or b"") <= self._small_bytes:
@@ -81,8 +81,8 @@ class Chain:
             The work; None if the record passes.
 
         Raises:
-            TransformError: this record can never succeed: `KeyMissingError` if the sink would refuse it,
-                `HeaderNameError` if no client could write it.
+            TransformError: this record can never succeed: `KeyMissingError` if the output topic would refuse
+                it, `HeaderNameError` if no client could write it.
             PayloadStoreError: its reference is refused.
         """
         if self.passes(record):
@@ -99,7 +99,7 @@ class Chain:
         work if the store has failed.
 
         Raises:
-            TransformError: this record can never succeed; `RecordTooLargeError` if the sink would refuse it.
+            TransformError: this record can never succeed; `RecordTooLargeError` if the output topic would refuse it.
             PayloadStoreError: the store failed; `retriable` says whether to try again.
         """
         assert work.step is not None
@@ -126,12 +126,12 @@ class Chain:
                 return Work(work.source, work.codec, records, position, step, reserve_bytes, applied)
 
     def _needed(self, step: Step | None, position: int, record: RecordLike, work: Work) -> int | None:
-        """Bytes that a step needs, or stages behind it, as the record may come to them as it is; None if unknown."""
+        """Bytes that a step needs, or transforms behind it if they get the record unchanged; None if unknown."""
         if step is None or step.level == Now.level or (isinstance(step, Store) and step.kept is None):
             return 0 if step is None else step.reserve_bytes
         needed = [step.reserve_bytes or 0]
         for stage in self.stages[position + 1 :]:
-            with contextlib.suppress(TransformError):  # it may not come to this stage as it is
+            with contextlib.suppress(TransformError):  # this transform may not get it unchanged
                 behind = stage.plan(record, work.source, work.codec)
                 needed.append(0 if behind is None else behind.reserve_bytes or 0)
         return max(needed)
@@ -146,7 +146,7 @@ def build(
 ) -> Chain:
     """The chain of a pipeline, without the assembler, which goes before it.
 
-    `unfit` knows the records that the sink refuses; None if it has refused none.
+    `unfit` knows the records that the output topic refuses; None if it has refused none.
     """
     wrapper, chunks, on_reference = settings.wrapper, settings.chunks, settings.on_reference
     inflates = "inflate" in settings.transforms

@@ -1,4 +1,4 @@
-"""The committed offsets of a flow: looked up after each assignment, for they say where the partitions go on."""
+"""The committed offsets of a flow: looked up after each assignment, as the partitions continue from them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class CommittedOffsets:
         self._looking_up = self._parts.termination.begin(self._look_up(self._looking_up))
 
     async def close(self) -> None:
-        """Ends what goes on by itself."""
+        """Ends the tasks in the background."""
         if self._looking_up is not None:
             self._looking_up.cancel()
             await asyncio.gather(self._looking_up, return_exceptions=True)

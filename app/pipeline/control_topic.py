@@ -55,7 +55,7 @@ class ControlTopic:
         self._awaited: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
 
     async def read(self) -> None:
-        """Reads all that stands there now. Requests to begin anew, which came before, are not obeyed.
+        """Reads all that is in the topic now. Requests to restart that came before are ignored.
 
         Raises:
             ConfigurationError: a certificate or key cannot be used, or a package is missing.
@@ -135,6 +135,6 @@ class ControlTopic:
 
     def _skip(self, what: str, key: bytes | None = None) -> None:
         if key in self._broken:
-            return  # whoever writes such records writes many
+            return  # a client that writes such records writes many
         self._broken.add(key)
         log.warning("control.topic %s has a record that is skipped: %s", self.name, what)

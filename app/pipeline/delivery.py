@@ -23,8 +23,8 @@ log = logging.getLogger(logger_name(__name__))
 
 _STARTING = 16  # producers that start at the same time
 
-# Of transactions that end because nothing more is at hand. Fifteen partitions with records, and an interval of 100 ms,
-# make as many a second all the time.
+# Of transactions that end because nothing more is available. Fifteen partitions with records, and an interval of
+# 100 ms, make as many a second all the time.
 _PER_SECOND = 150
 _AT_ONCE = 16
 _UNDER_WAY = 2.0
@@ -34,7 +34,7 @@ class AtLeastOnce(Output):
     """One output for all lanes, which commits what is durable.
 
     Attributes:
-        offsets: the committed offsets from which the flow goes on.
+        offsets: the committed offsets from which the flow continues.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -124,14 +124,14 @@ class AtLeastOnce(Output):
 
 
 class ExactlyOnce:
-    """Gives each lane a transactional producer of its own, whose transactions commit the offsets too.
+    """Gives each lane a separate transactional producer, whose transactions commit the offsets too.
 
     Attributes:
-        offsets: the committed offsets from which the flow goes on.
+        offsets: the committed offsets from which the flow continues.
     """
 
     # State that changes: `_of`, by `assign` and `stop`; a lane has its transaction before its first record.
-    # `_stopping`: the stops of producers that go on, though their caller may have been cancelled.
+    # `_stopping`: stops of producers, which continue although their caller may have been cancelled.
 
     def __init__(self, parts: Parts) -> None:
         self.offsets = CommittedOffsets(parts, self._take_over)
@@ -159,8 +159,8 @@ class ExactlyOnce:
     async def assign(self, lanes: Sequence[Lane]) -> None:
         """Gives these lanes their producers, and stops the producers of other lanes.
 
-        After this no other producer commits offsets of their partitions, and what others had begun is aborted or
-        committed. So the flow may go on from the offsets that are committed then.
+        Afterwards no other producer commits offsets of their partitions, and their open transactions are aborted or
+        committed. The flow can therefore continue from the offsets that are committed then.
 
         Raises:
             KafkaError: a producer could not be started.

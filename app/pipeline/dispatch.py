@@ -52,7 +52,7 @@ class Dispatcher:
         self._clock = clock
 
     def enter(self, lane: Lane, record: SourceRecord, work: Work | None, held: int) -> None:
-        """Puts a record at the end of the lane, and goes on with the work on it.
+        """Puts a record at the end of the lane, and continues the work on it.
 
         Without work, it only waits for the records before it. `held` are the bytes that the share is to hold for it.
         """
@@ -99,7 +99,7 @@ class Dispatcher:
     def _bury(
         self, lane: Lane, verdict: Cause | RecordError, letters: Sequence[tuple[Letter, Sequence[SourceRecord]]]
     ) -> None:
-        """Writes letters of records, on a thread if they are many or large; or lets the first one end the flow."""
+        """Writes dead letters of records, on a thread if they are many or large; or lets the first one end the flow."""
         letter, sources = letters[0]
         if isinstance(verdict, RecordError):
             self._settle(lane, letter, verdict)
@@ -178,8 +178,8 @@ class Dispatcher:
             released = tracker.released
             try:
                 self._delivery.output_of(lane).write(lane, item)
-            except Exception as exc:  # noqa: BLE001  # in a task of its own: raised, it would be seen by nobody
-                # One of several results may be written. A letter blocks the commit until its last record is safe.
+            except Exception as exc:  # noqa: BLE001  # raised in a separate task, it would be lost
+                # One of several results may be written. A dead letter blocks the commit until its last record is safe.
                 tracker.keep(released - 1 if item in lane.blocking else released)
                 lane.items.appendleft(Working(item.source))  # nothing of the lane passes it
                 if isinstance(exc, ClusterError):

@@ -71,7 +71,7 @@ class ErrorPolicy:
             self._parts.termination.fail(RecordError(source, error, "; the store refuses, so no record can pass it"))
             return None
         if self._writer is None:
-            advice = '; errors.tolerance = "all" and a dead-letter topic would let the records behind it pass'
+            advice = '; with errors.tolerance = "all" and a dead letter queue the records behind it would pass'
             return RecordError(source, error, advice)
         self._stats.count_failed(source, reason_of(error))
         settings = self._parts.settings
@@ -137,12 +137,12 @@ class ErrorPolicy:
     def _made(
         self, topic: Topic, letters: Sequence[Record], sources: Sequence[SourceRecord], cause: Cause
     ) -> Sequence[Record]:
-        """Counts and logs the letters of these records; they get a timestamp that their topic takes."""
+        """Counts and logs the dead letters of these records; they get a timestamp that their topic accepts."""
         self._stats.dead_letters += len(sources)
         if not isinstance(cause.error, DiscardedChunkError):  # `discarded` logs that
             what = "goes to" if len(letters) == 1 else f"goes as {len(letters)} chunks to"
             self._log(sources[-1], f"{what} {topic.name}", cause.error)
-        # A record that a topic has refused may have a wrong timestamp, with which its letter would be refused too.
+        # A record that a topic has refused may have a wrong timestamp: its dead letter would be refused too.
         unfit, now_s = isinstance(cause.error, RecordUnfitError), self._runtime.time()
         if unfit or not all(topic.takes_timestamp(each.timestamp, now_s, CLOCKS_APART_MS) for each in letters):
             return [Record(letter.key, letter.value, letter.headers, int(now_s * 1000)) for letter in letters]

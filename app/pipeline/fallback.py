@@ -15,10 +15,10 @@ _PROBE_S = 5.0  # how long records go without a store that has failed, before on
 
 
 class Fallback:
-    """Goes on with the work of a chain without its store while that is down: `large.message.strategy` is `auto`.
+    """Continues the work of a chain without its store while that is down: `large.message.strategy` is `auto`.
 
     Args:
-        chain: whose steps say what may go on so.
+        chain: its steps decide which records may continue without the store.
         failed: called on a thread with the error of the store when a record has gone on without it.
         clock: seconds that do not go back.
         may_pass: called on a thread; says whether an error of the store may pass by itself.

@@ -57,10 +57,10 @@ _KEEPING_WRITTEN = (LimitError, PayloadAgedError, UnfitError, RecordError)
 class Flow:
     """One life of a pipeline. Belongs to one event loop; `run` once.
 
-    `clients` opens its clients. `chain` is for what the sink of the plan takes. `found` is the plan without the limits
-    that refusals taught; None if `plan` has none of them. `joined` is called when the group has assigned partitions, or
-    none. `renewed` are the source topics that were created again since the last flow began. `before` is how far that
-    flow had come.
+    `clients` opens its clients. `chain` is for what the output topic of the plan accepts. `found` is the plan without
+    the limits that refusals taught; None if `plan` has none of them. `joined` is called when the group has assigned
+    partitions, or none. `renewed` are the source topics that were recreated since the last flow started. `before`
+    is how far that flow had come.
 
     Attributes:
         progress: how far the flow has come in each partition.
@@ -158,7 +158,7 @@ class Flow:
 
     @property
     def renewing(self) -> bool:
-        """True until topics that were created anew are read from their first record."""
+        """True until recreated topics are read from their first record."""
         return self._offset_reset.renewing
 
     @property
@@ -167,7 +167,7 @@ class Flow:
         return self._poll_loop.all_paused
 
     def pause(self, *, paused: bool) -> None:
-        """Pauses, or goes on. A paused flow finishes and commits what it has admitted, and stays in the group."""
+        """Pauses or resumes. A paused flow finishes and commits what it has admitted, and stays in the group."""
         self._poll_loop.pause_asked = paused
 
     def stop(self, *, renewing_store: bool = False) -> None:
@@ -250,7 +250,7 @@ class Flow:
         key = "consumer.group.instance.id"
         return ClusterError(
             f"another worker has joined group {self.settings.group_id} with {key} = {self.settings.consumer[key]!r}, "
-            f"and this one is out of it: give each worker a {key} of its own, or none",
+            f"and this one is out of it: give each worker a different {key}, or none",
             retriable=False,
         )
 
@@ -270,7 +270,7 @@ class Flow:
         self._stats.rebalances += 1
         began = self._clock()
         await self._drain()
-        # After `max.poll.interval.ms` the group goes on without this member, and takes no commit from it.
+        # After `max.poll.interval.ms` the group continues without this member, and accepts no commit from it.
         left_s = self._rebalance_s - (self._clock() - began)
         with contextlib.suppress(KafkaError, TimeoutError):
             await asyncio.wait_for(self._delivery.commit(), min(_STOP_CLIENT_S, left_s))
@@ -288,7 +288,7 @@ class Flow:
                 reason = f"topic {partition.topic} has new partitions, partition {partition.partition} among them"
                 self._termination.fail(ClusterError(reason, retriable=True))
                 return
-            # A sink with one partition leaves the key nothing to decide.
+            # With one output partition there is nothing for the key to decide.
             self._lanes.open(partition, 0 if self._plan.sink.partitions == 1 else sink_partition)
         self.progress.begin()
         # Not awaited: without a broker the answer never comes, and aiokafka waits for this method before it stops.

@@ -1,6 +1,6 @@
 """A lane: all that the worker holds of one source partition, in the order of the offsets, and what may be committed.
 
-Records that were read wait in it to be admitted. Then stages work on them, and they wait to be written, as items.
+Records that were read wait in it to be admitted. Then transforms work on them, and they wait to be written, as items.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _MADE_OF_LARGE = 8  # of a larger batch: the headers of one record may take 8 Mi
 
 @dataclass(slots=True, eq=False)
 class WaitingRead:
-    """What was read of one partition and waits, in order: the records of a batch that was taken apart, then batches.
+    """What was read of one partition and waits, in order: the records of a decoded batch, then batches.
 
     Attributes:
-        records: the next ones of the batch that was taken apart.
+        records: the next ones of the decoded batch.
         source: gives those behind them.
         batches: those behind that one.
-        opened: bytes of the batch that was taken apart, before compression; 0 if there is none.
+        opened: bytes of the decoded batch, before compression; 0 if there is none.
         for_work: whether the first record waits for room for its work, or behind records with work.
     """
 
@@ -70,14 +70,14 @@ class WaitingRead:
         return batch
 
     def make(self) -> bool:
-        """Makes the next records of the batch that was taken apart, if there are none; False if there are no more."""
+        """Makes the next records of the decoded batch, if there are none; False if there are no more."""
         if not self.records:
             count = _MADE_AT_ONCE if self.opened <= _LARGE_BATCH_BYTES else _MADE_OF_LARGE
             self.records.extend(itertools.islice(self.source, count))
         return bool(self.records)
 
     def forget(self) -> None:
-        """Lets go of what was decompressed of batches that were looked at, and wait."""
+        """Releases what was decompressed of batches that were examined, and wait."""
         for batch in itertools.takewhile(lambda each: each.passes is not None, self.batches):
             batch.forget()
 
@@ -110,7 +110,7 @@ class Item:
         admitted: bytes that it held when it came into the lane.
         result: the records to write, in order; None until it is known, and it may leave.
         stored_s: when a payload of the result may have been stored, by the monotonic clock; None if there is none.
-        failure: ends the flow once all before it is written; None if it has not failed, or has a letter.
+        failure: ends the flow once all before it is written; None if it has not failed, or has a dead letter.
     """
 
     source: SourceRecord
@@ -146,9 +146,9 @@ class Letter(Working):
     """The dead letter of a record that has failed, or of several, in place of their result.
 
     Attributes:
-        first: the offset of the first record of several; the commit stays there until the letter is durable.
+        first: the offset of the first record of several; the commit stays there until the dead letter is durable.
         commit_limit: the offset of the first chunk of a discarded message, if the records are its last ones: the commit
-            stays there until the letters of all are durable. None for other letters.
+            stays there until the dead letters of all are durable. None for other dead letters.
         written: the offset with which it was written; None before that.
     """
 
@@ -173,7 +173,7 @@ class Lane:
         items: empty while records pass straight through.
         work: bytes that the items held when they were admitted: what a result holds does not change how much of this
             partition may be admitted.
-        codec: the number of the codec with which records of the batch leave that was taken apart last; 0 for none.
+        codec: the number of the codec with which records of the last decoded batch leave; 0 for none.
         measuring: the offset of a record whose payload the store is asked to measure, and the work on it from then on;
             None if there was none.
         stalled: the number of records that have waited too long for the store; while there are any, the partition is
@@ -185,7 +185,7 @@ class Lane:
         delivered: all records below this offset were delivered before the partition was assigned; 0 if the committed
             offset says the same.
         noted: the metadata of the last commit.
-        blocking: the letters that hold the commit back.
+        blocking: the dead letters that hold the commit back.
     """
 
     def __init__(
@@ -277,17 +277,17 @@ class Lane:
         item.source = _place(item.source)
 
     def fail(self, item: Working) -> Letter:
-        """Puts a letter that is to be written in the place of an item."""
+        """Puts a dead letter that is to be written in the place of an item."""
         letter = Letter(item.source, item.held, item.codec, first=_first(item.source))
         letter.admitted = item.admitted
         self.items[self.items.index(item)] = letter
         return letter
 
     def pop(self) -> Item:
-        """The first item, which leaves: what it holds is no work any more."""
+        """The first item, which leaves: what it holds no longer counts as work."""
         item = self.items.popleft()
         self.work -= item.admitted
-        self._share.pass_on(item.held)
+        self._share.finish_work(item.held)
         return item
 
     def keep(self, task: asyncio.Task[None] | asyncio.Task[Work]) -> None:
@@ -298,7 +298,7 @@ class Lane:
     # --- what may be committed ---------------------------------------------------------------------------------------
 
     def resume(self, offset: int, metadata: str, pipeline: str) -> None:
-        """Goes on from what was committed; before the first record is admitted."""
+        """Continues from what was committed; before the first record is admitted."""
         self.committed = offset
         if self._assembler is not None:
             self.delivered = self._assembler.resume(self.partition, metadata, pipeline)

@@ -24,7 +24,7 @@ log = logging.getLogger(logger_name(__name__))
 class LaneAssembler:
     """An assembler for the lanes of one flow. Belongs to its event loop.
 
-    The time of chunks goes on only while the flow reads (`tick`): chunks that nobody reads are not late. `clock` are
+    The time of chunks advances only while the flow reads (`tick`): chunks that are not read are not late. `clock` are
     seconds that do not go back; `metadata_bytes` is the longest metadata of a commit that the brokers take.
     """
 
@@ -103,7 +103,7 @@ class LaneAssembler:
         return discarded
 
     def resume(self, partition: TopicPartition, metadata: str, pipeline: str) -> int:
-        """Goes on from the committed metadata of a partition, before its first record; returns `Lane.delivered`."""
+        """Continues from the committed metadata of a partition, before its first record; returns `Lane.delivered`."""
         delivered = self._reassembly.resume(partition, metadata)
         if metadata and not delivered:
             log.warning(
@@ -116,7 +116,7 @@ class LaneAssembler:
         return delivered
 
     def commit(self, partition: TopicPartition, safe: int, held_back: int) -> tuple[int, str]:
-        """The offset and the metadata to commit if all below `safe` is durable, and letters hold the commit back.
+        """The offset and the metadata to commit if all below `safe` is durable, and dead letters hold the commit back.
 
         A restart from there reads all chunks of each message that is not whole or whose result is not durable, and
         skips the messages above the offset that were delivered.

@@ -3,7 +3,7 @@
 A pipeline sends no record over the `max.message.bytes` that its preflight has found. If a topic still refuses one, its
 limit has been lowered since. The pipeline restarts at that record, with the new limit: it offloads the record, splits
 it, writes a dead letter, or stops. If the configuration does not explain the refusal (a broker that compresses records
-itself may make them larger), it must not repeat for ever: the refused size becomes the limit. A record that is refused
+itself may make them larger), it must not repeat forever: the refused size becomes the limit. A record that is refused
 for another reason is remembered by its place in the source, for the next one may fare better.
 """
 

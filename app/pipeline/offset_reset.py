@@ -159,7 +159,7 @@ class OffsetReset:
             )
 
     async def _go_back(self, partition: TopicPartition, offset: int, cut: Cut) -> None:
-        """Begins again where a log was cut: the reset policy says whether, not where, as for Kafka's own consumer.
+        """Restarts where a log was cut: the reset policy decides whether, not where, as for Kafka's own consumer.
 
         Raises:
             ClusterError: see `find`. All partitions that are known to be cut are logged before.

@@ -1,8 +1,8 @@
 """The offset tracker: knows which offset of a partition may be committed.
 
-Records leave a partition in order, in batches; batches to different sink partitions are acknowledged in any order. An
+Records leave a partition in order, in batches; batches to different output partitions are acknowledged in any order. An
 offset is safe when each record before it is durable. The tracker knows batches, not records: its memory grows with the
-batches in flight, and a record that passes costs it nothing of its own.
+batches in flight, and a record that passes adds nothing to its cost.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, eq=False)
 class Span:
-    """The records of one source partition in one sink batch.
+    """The records of one source partition in one output batch.
 
     Attributes:
         first: the lowest source offset among them.
-        durable: True once the sink has acknowledged the batch.
+        durable: True once the output topic has acknowledged the batch.
     """
 
     first: int

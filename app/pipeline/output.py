@@ -1,4 +1,4 @@
-"""The output: the way of records from lanes to the sink and the dead-letter topic, until they are durable."""
+"""The output: writes records from lanes to the output topic and the dead letter queue, until they are durable."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Output:
             bounds=bounds,
             transactional_id=transactional_id,
         )
-        self._outboxes: dict[int, Outbox[Origins]] = {}  # of the sink, by partition
+        self._outboxes: dict[int, Outbox[Origins]] = {}  # of the output topic, by partition
         self._unsent: dict[Outbox[Origins], None] = {}  # in the order in which they were written
 
     # --- writing -----------------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ class Output:
         """Puts a record that leaves a lane behind the others of its partition; `flush` sends them on.
 
         The commit of the lane stays at or below `offset`, and the record holds `held` bytes of the budget, until it is
-        durable. `codec` is the number of its codec. It goes to the sink if no `outbox` is named.
+        durable. `codec` is the number of its codec. It is for the output topic if no `outbox` is named.
         """
         tracker = lane.tracker or lane.tracked(offset)
         if outbox is None:
@@ -135,14 +135,14 @@ class Output:
             return
         tracker = lane.tracked(item.source.offset)
         # The dead letters of a discarded message come late. They are written under the offset of the record that left
-        # last, as spans are opened in order: so the commit stays at that record until the letters are durable.
+        # last, as spans are opened in order: the commit stays at that record until the dead letters are durable.
         first = offset = max(item.source.offset, tracker.released - 1)
         outbox = None
         if isinstance(item, Letter):
             topic = self._parts.plan.dead_letters
             assert topic is not None
             outbox = self._open(topic, item.source.partition % topic.partitions)
-            # The commit stays before the first record of several until their letter is durable.
+            # The commit stays before the first record of several until their dead letter is durable.
             first = min(max(item.first, tracker.released), offset)
             item.written = offset
         if isinstance(item, Working):
@@ -237,7 +237,7 @@ class Origins:
         tracker.released = offsets[-1] + 1
 
     def split(self, count: int) -> Origins:
-        """See `Load.split`: each part has spans of its own, so that the first may be committed before the second."""
+        """See `Load.split`: each part has separate spans, so that the first may be committed before the second."""
         rest = Origins(self._output)
         total = len(self.offsets)
         rest.held = self.held * (total - count) // total  # in the end all of it is given back

@@ -36,6 +36,6 @@ class Parts:
 
 
 def whole_bytes(settings: PipelineSettings, plan: Plan) -> int:
-    """The longest batch that is sent as it was read: the sink takes no longer one, nor does a transaction."""
+    """The longest batch that is forwarded whole: neither the output topic nor a transaction accepts a longer one."""
     limit, guarantee = plan.sink.max_message_bytes, settings.guarantee
     return min(limit, guarantee.size) if guarantee.exactly_once else limit

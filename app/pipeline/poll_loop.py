@@ -1,9 +1,9 @@
-"""The poll loop of a flow: what is read next, and what is let go because too much was read ahead.
+"""The poll loop of a flow: what is read next, and what is dropped because too much was read ahead.
 
-The budget bounds the records that were admitted. What waits to be admitted comes in addition: of each partition up to
-two responses of the broker. Where records wait for a store that is down, or for one that is slower than Kafka, that
-stays. So of many partitions with large values most are paused: what was read of them is let go, and read again later.
-Their records could not be admitted anyway. No other partition is paused.
+The budget bounds the records that were admitted. What waits to be admitted comes in addition: up to two responses of
+the broker for each partition, which remain while records wait for a store that is down or slower than Kafka. Of many
+partitions with large values most are therefore paused: what was read of them is dropped, and read again later. Their
+records could not be admitted anyway. No other partition is paused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _POLL_MS = 200
 _PEEK_S = 0.05
 _PART_OF_BUDGET = 4  # what is read ahead may take so small a part of the budget, in addition to it
 _LEAST_BYTES = 64 * 2**20  # while the store answers, it may take this where that is less
-_TURN_S = 2.0  # a paused partition waits so long for its turn, if others can go on
+_TURN_S = 2.0  # a paused partition waits so long for its turn, if others can continue
 _ARRIVES_S = 0.2
 
 
@@ -32,7 +32,7 @@ class _Pause(NamedTuple):
 
     since_s: float
     size: int
-    """Bytes that were let go; about as many come when it is read again."""
+    """Bytes that were dropped; about as many arrive when it is read again."""
     for_room: bool
     """Whether its next record waits for room alone, and not behind others of its partition."""
 
@@ -45,7 +45,7 @@ class PollLoop:
 
     Attributes:
         pause_asked: whether to read nothing, from the next turn on. What was admitted is finished and committed; what
-            was read ahead is let go.
+            was read ahead is dropped.
         all_paused: whether that turn has come.
     """
 
@@ -75,7 +75,7 @@ class PollLoop:
         }
 
     async def turn(self) -> None:
-        """Reads once, or waits a while, and lets go on what may.
+        """Reads once, or waits a while, and admits what has room.
 
         Raises:
             KafkaError: the client failed, or the cluster did not answer.
@@ -105,13 +105,13 @@ class PollLoop:
             self.look()
             self._delivery.due()
         self._delivery.flush()
-        # A poll with data at hand returns without a pause; senders and acknowledgements need their turn.
+        # A poll with available data returns without a pause; senders and acknowledgements need their turn.
         await asyncio.sleep(0)
 
     def look(self) -> None:
         """Notes how far the partitions were read of which no record waits.
 
-        What is read behind the last record is no record, and is not polled: marks of transactions, records of those
+        What is read behind the last record is not a record, and is not polled: marks of transactions, records of those
         that were aborted, gaps that compaction left. It counts as read, or the group would never reach the end.
         """
         # During a rebalance what was polled and not admitted is forgotten, though the position is behind it.
@@ -126,7 +126,7 @@ class PollLoop:
     async def _read(self) -> bool:
         """Reads the partitions of which no record waits for room or for the store; True if none waits for room."""
         waits = self._lanes.waits
-        if self._admission.in_turn:  # after other tasks have had their turn, records go on
+        if self._admission.in_turn:  # after other tasks have had their turn, records are admitted
             await self._source.keep_membership()
             return False
         wanted = [lane.partition for lane in self._lanes if not (lane.stalled or lane.read)]
@@ -220,7 +220,7 @@ class PollLoop:
         return found
 
     def _pause(self, lane: Lane) -> int:
-        """Reads a partition no further, and lets go what was read of it; returns how many bytes that was."""
+        """Pauses a partition, and drops what was read of it; returns how many bytes that was."""
         before, for_room = self._share.ahead, bool(lane.read) and not lane.items
         self._source.pause(lane.partition, lane.read.first)
         lane.let_go()

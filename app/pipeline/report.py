@@ -139,7 +139,7 @@ class Steering(Protocol):
         """
 
     async def begin_anew(self, pipeline: PipelineControl, *, only_failed: bool) -> None:
-        """Lets it begin anew; with `only_failed` where it has failed. See `PipelineControl.begin_anew`.
+        """Restarts it; with `only_failed` only if it has failed. See `PipelineControl.begin_anew`.
 
         Raises:
             SteeringError: `shared`, and Kafka has not taken it.

@@ -91,12 +91,12 @@ class Retries:
         self._troubles = troubles
 
     async def apply(self, lane: Lane, record: SourceRecord, work: Work) -> Work:
-        """Goes on with work, up to a step that needs more; calls the store until it succeeds or can never do so.
+        """Continues work, up to a step that needs more; calls the store until it succeeds or can never do so.
 
         A store that is down is not an error of the record: after the time budget of the store the lane is stalled,
-        and the calls go on. If the store has worked before, this holds whatever the error is: it has taken or given a
-        payload of this pipeline, or does not pass the check that it has passed at the start. Where it passes, the
-        record is tried once more.
+        and the calls continue. If the store has worked before, this holds whatever the error is: it has stored or
+        returned a payload of this pipeline, or does not pass the check that it has passed at the start. If it passes,
+        the record is tried once more.
 
         Raises:
             TransformError: this record can never succeed.
@@ -149,7 +149,7 @@ class Retries:
                 self._unstalled()
 
     async def _try(self, trial: _Trial, work: Work) -> Work | None:
-        """Calls the store once for a record that may go on without it."""
+        """Calls the store once for a record that may continue without it."""
         await self._state.pause(trial.tries)
         done = await self._threads.call(self._call, trial, work, True)
         self._answered_s = self._clock()

@@ -1,6 +1,6 @@
 """The runtime of a pipeline: its clocks, its threads, and what it draws at random.
 
-No other module of this room asks the machine for these, so that a test can run all of it by a clock of its own.
+No other module of this package asks the machine for these, so that a test can run all of it by a fake clock.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Threads:
     Its methods are called on an event loop.
 
     Args:
-        count: how many calls of the store may go on at the same time.
+        count: how many concurrent calls of the store there may be.
     """
 
     # State that changes: `_store`.
@@ -81,7 +81,7 @@ class Threads:
         self._store = self._made()
 
     def close(self) -> None:
-        """Gives up the calls of the store that wait; does not wait for those that go on."""
+        """Gives up the calls of the store that wait; does not wait for those in progress."""
         self._store.shutdown(wait=False, cancel_futures=True)
 
 

@@ -136,7 +136,7 @@ class Pipeline(Service):
         """See `PipelineControl`."""
         if self.target == "STOPPED":
             return
-        self._log.is_asked("to begin anew")
+        self._log.is_asked("to restart")
         self._forget_former()
         if self._status == "FAILED":
             self._status = "STARTING"
@@ -339,8 +339,8 @@ class Pipeline(Service):
     def _give_up(self, error: BaseException) -> None:
         self._note(error)
         if self._anew or self.target == "STOPPED":
-            log.warning("pipeline %s: its last records were not finished: %s", self.settings.name, error)
-            return  # it was to end anyway, and whoever asked for that has the say
+            log.warning("pipeline %s: stopped before its last records were written: %s", self.settings.name, error)
+            return  # it was to end anyway, and the request decides its state
         self._status = "FAILED"
         self._log.fails(self.last_error or "")
         self._ended(self)

@@ -1,4 +1,4 @@
-"""Stages: each joins a transform to the store that it needs, and says what is to be done with a record."""
+"""The parts of a chain: each combines a transform with the store that it needs, and plans what to do with a record."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ class Stage(Protocol):
     def wants_any(self, batch: RecordBatch, *, whole: bool) -> bool:
         """False if `plan` lets each record of the batch pass. Costs next to nothing; True if that is not known cheaply.
 
-        `whole` says that the batch is sent as it is, so that its length is compared with the limit of the sink.
+        `whole`: the batch is forwarded whole, so that its length is compared with the limit of the output topic.
         """
 
     def plan(self, record: RecordLike, source: RecordLike, codec: int) -> Step | None:
         """What is to be done with a record; None if it passes, which costs next to nothing: every record is asked for.
 
         Args:
-            record: the result of the stages before.
+            record: the result of the transforms before.
             source: the record as it was read.
             codec: the number of the codec with which it leaves, which may bring it within a limit; 0 for none.
 
@@ -91,7 +91,7 @@ def _compressed(
     wrap: Wrap | None = None,
     copies: int = 0,
 ) -> Thread:
-    """Compresses a record: it goes on if it is within a limit as it is sent, else another step is taken.
+    """Compresses a record: it continues if it is within a limit as it is sent, else another step is taken.
 
     `wrap` is the wrapper that follows; `copies` are those of the value that the other step needs, or the wrapper.
     """
@@ -109,10 +109,10 @@ def _compressed(
 
 
 class OffloadStage:
-    """Publishes large values under the name of the sink topic, and puts references in their place.
+    """Publishes large values under the name of the output topic, and replaces them by references.
 
-    `wrap` puts a wrapper around what this stage makes or keeps; None if there is none. `falls_back` says whether
-    records may go on without the store.
+    `wrap` puts a wrapper around what this transform makes or keeps; None if there is none. `falls_back` says whether
+    records may continue without the store.
     """
 
     def __init__(
@@ -186,8 +186,8 @@ class OffloadStage:
 class InflateStage:
     """Downloads the payloads of references, verifies them, and restores values and keys.
 
-    `copied` says whether the next stage copies values; `measures`, whether the store is asked first how long a payload
-    is, if its reference does not say it.
+    `copied`: whether the next transform copies values; `measures`: whether the store is asked first how long a payload
+    is, if its reference does not state it.
     """
 
     def __init__(
@@ -307,7 +307,7 @@ class ChunkStage:
 class WrapperStage:
     """Wraps or unwraps. It asks no store, but the copy of a long value takes time.
 
-    `at_once` says that it does not go to a thread for that: nobody knows what a stage behind needs before it is done.
+    `at_once`: it is not moved to a thread for that, since what a transform behind needs is unknown before it is done.
     """
 
     small_bytes = -1.0
@@ -345,7 +345,7 @@ class ClaimStage:
 
     Then such a record cannot be stored as it is, so that readers would not follow it.
 
-    `splits` says of a record whether it goes on as chunks.
+    `splits` decides whether a record is split into chunks.
     """
 
     small_bytes = math.inf
@@ -366,10 +366,10 @@ class ClaimStage:
 
 
 class UnfitStage:
-    """Fails the records that the sink has refused for what they are. Goes before all other stages.
+    """Fails the records that the output topic has refused for what they are. Stands before all transforms.
 
-    Each refusal restarts the pipeline. So this stage fails other records beforehand: those with a timestamp that the
-    sink would refuse.
+    As each refusal restarts the pipeline, other records with a timestamp that the output topic would refuse are failed
+    beforehand.
 
     `refused` has the reasons, by topic, partition and offset. `clock` are seconds since 1970.
     """
@@ -400,7 +400,7 @@ class UnfitStage:
 
 
 class SinkStage:
-    """Fails the records that the sink would refuse for their size. Goes behind all other stages."""
+    """Fails the records that the output topic would refuse for their size. Stands behind all transforms."""
 
     def __init__(self, topic: str, limit_bytes: int) -> None:
         self.small_bytes: float = limit_bytes - HEADERLESS_OVERHEAD_BYTES

@@ -66,7 +66,7 @@ class StateLog:
         ]
         if settings.offloads:
             said.append(f"values over {bytes_text(settings.threshold_bytes)} are offloaded")
-        said.append(f"batches of the sink up to {bytes_text(plan.sink.max_message_bytes)}")
+        said.append(f"output batches up to {bytes_text(plan.sink.max_message_bytes)}")
         location = None
         if store is not None:
             location = store.root.uri if isinstance(store, Store) else str(settings.store[STORE_CLASS])
@@ -86,7 +86,7 @@ class StateLog:
             dead_letter_topic=None if plan.dead_letters is None else plan.dead_letters.name,
             payloads=location,
         )
-        log.info("pipeline %s %s: %s", self._name, "goes on" if before else "starts", start, extra=fields)
+        log.info("pipeline %s %s: %s", self._name, "continues" if before else "starts", start, extra=fields)
         if plan.beginning:
             log.info("pipeline %s: %s", self._name, plan.beginning, extra=_fields(group=settings.group_id))
 

@@ -31,7 +31,7 @@ STORE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2
 
 
 class Latency:
-    """The times of calls, in buckets. Several threads may count at once."""
+    """The times of calls, in buckets. Several threads may count concurrently."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -55,23 +55,23 @@ def _reason_of(error: PayloadStoreError) -> str:
 
 @dataclass(slots=True)
 class PipelineStats:
-    """Counters since the worker started. Bytes are those of keys and values; in the sink, as batches carry them.
+    """Counters since the worker started. Bytes are those of keys and values; of output, those of batches.
 
-    Of a batch that was not taken apart, they are those of the batch.
+    For a batch that was forwarded whole, they are those of the batch.
 
     Attributes:
-        batches_whole: batches of a source that went to the sink as they were.
-        batches_read_anew: batches of which no stage wanted a record, but that were small, or could not go as they were.
-        batches_taken_apart: batches that were taken apart, because a stage may have wanted one of their records.
+        batches_whole: batches of a source that were forwarded whole.
+        batches_read_anew: batches that no transform needed, re-batched as they were small, or could not be forwarded.
+        batches_taken_apart: batches that were decoded, because a transform may have needed one of their records.
         transactions: committed transactions.
         expired_records: records that were deleted before they were read.
-        truncated_records: offsets that were read, or committed, and that the cluster has lost or filled anew.
-        throttled_s: for how long brokers have let clients wait for a quota, in seconds; clients wait beside each other.
+        truncated_records: offsets that were read, or committed, and that the cluster has lost or overwritten.
+        throttled_s: for how long brokers have throttled clients, in seconds; concurrent waits add up.
         discarded: chunked messages that did not become whole, by reason (`transforms.reassembly`).
         evicted_messages: those of `discarded` that `auto.ack.oldest.chunked.message.on.queue.full` has dropped.
         late_chunks: chunks of discarded messages that came after the messages were discarded.
         failed: records that can never succeed, by reason (`app.pipeline.error_policy.reason_of`); a discarded message
-            counts as one. A record that is read again, because the pipeline begins again, is not counted again.
+            counts as one. A record that is read again, because the pipeline restarts, is not counted again.
         store_failures: store calls that failed, by operation and reason.
         expiry_margins_s: how much longer the store keeps payloads than a topic its records, in seconds, by topic; see
             `app.cluster.expiry.TopicExpiry.margin_s`. Replaced as a whole, by another thread.
@@ -166,5 +166,5 @@ class PipelineStats:
         self.failed[reason] = self.failed.get(reason, 0) + 1
 
     def forget_failed(self) -> None:
-        """Forgets which records were counted: the offsets of a topic that was created anew begin again."""
+        """Forgets which records were counted: the offsets of a recreated topic start from 0."""
         self._failed_places.clear()

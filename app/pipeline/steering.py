@@ -50,7 +50,7 @@ class GroupSteering(Service):
     workers obey in the same order. It is to start before the pipelines.
 
     Args:
-        topic: what it says by now holds from the beginning.
+        topic: its current content applies from the start.
         pipelines: of this worker.
 
     Attributes:
@@ -80,7 +80,7 @@ class GroupSteering(Service):
         return f"Steering: {self._topic.name}"
 
     async def on_start(self) -> None:
-        """Reads on, and returns when what was written meanwhile holds too; or soon, where no broker answers."""
+        """Continues reading, and returns when all that was written is applied; or soon, if no broker answers."""
         self._following = asyncio.get_running_loop().create_task(self._follow())
         try:
             await asyncio.wait_for(self._ready.wait(), _READY_S)
@@ -95,7 +95,7 @@ class GroupSteering(Service):
         for task in self._asking:
             if not task.cancelling():  # its time is over, and it stops its producer
                 task.cancel()
-        if self._following is not None:  # whatever else is over in this moment: it would go on reading
+        if self._following is not None:  # whatever else ends in this moment: it would continue reading
             self._following.cancel()
             tasks.append(self._following)
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -113,7 +113,7 @@ class GroupSteering(Service):
         if self._stopping.is_set():
             raise SteeringError(f"{_STOPS}; ask another worker of the group", retriable=True)
         begun = asyncio.Event()
-        # A task of its own: the answer does not wait until the producer is stopped.
+        # A separate task: the answer does not wait until the producer is stopped.
         asking = asyncio.create_task(self._write(request, begun))
         self._asking.add(asking)
         asking.add_done_callback(self._asking.discard)
@@ -176,7 +176,7 @@ class GroupSteering(Service):
                 if self.trouble is None:
                     log.warning("%s", told)
                 self.trouble = told
-            except Exception as exc:  # a defect of ours: the pipelines go on as they are
+            except Exception as exc:  # a defect of ours: the pipelines stay as they are
                 log.exception("control.topic %s: unexpected error", self._topic.name)
                 self.trouble = f"control.topic {self._topic.name}: unexpected {type(exc).__name__}"
             await asyncio.sleep(delay_s)

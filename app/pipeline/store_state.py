@@ -69,7 +69,7 @@ class StoreState:
         return self._changed
 
     async def is_up(self) -> bool:
-        """Asks the store, on one of its own threads: where it hangs, no other waits. All who ask share the answer."""
+        """Asks the store, on one of its threads: if it hangs, no other store waits. All callers share the answer."""
         if self._asking is None or self._asking.done():
             self._asking = self._threads.call(self._check)
         return await shielded(self._asking)

@@ -102,7 +102,7 @@ class Termination:
             self.fail(error)
 
     async def unless_ended(self, asking: Coroutine[None, None, None]) -> None:
-        """Waits for an answer of the brokers, which may be away, but no longer than the flow goes on."""
+        """Waits for an answer of the brokers, which may be unavailable, but no longer than the flow runs."""
         task = asyncio.get_running_loop().create_task(asking)
         try:
             while not task.done() and not self.asked and self.error is None:

@@ -4,7 +4,7 @@ It also notices topics that accept no records, as too few of their replicas are 
 and aiokafka sends it again without a word.
 
 Kafka's clients look at their topics every few minutes, and by name alone. To them a topic that was deleted and created
-again is the same, but its offsets mean other records. Since Kafka 2.8 the id of a topic (KIP-516) tells them apart.
+again is the same, but its offsets mean other records. Since Kafka 2.8 the id of a topic (KIP-516) differs.
 With older brokers only the other changes are noticed.
 """
 

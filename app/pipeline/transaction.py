@@ -30,15 +30,15 @@ class Transaction:
     """Writes what leaves one lane, in transactions. Belongs to one event loop.
 
     The first record opens one; so does an offset that can be committed though nothing is written. It ends when it is
-    old or large enough (`transaction.boundary.*`), and as soon as something is written and nothing more is at hand.
+    old or large enough (`transaction.boundary.*`), and as soon as something is written and nothing more is available.
     While it ends, records wait here for the next one; they hold their bytes of the budget already. So transactions
     grow by themselves with the number of records.
 
-    At hand is what leaves the lane without a record that is still to come: what is read, though not admitted yet, what
-    a stage works on, and what the leader of the source partition had when it answered last.
+    Available is what leaves the lane without a record that is still to come: what is read, though not admitted yet,
+    what a transform works on, and what the leader of the source partition had when it answered last.
 
     `bounds` limit the batches on their way in the transactions of all lanes; `pace` is that of the transactions that
-    end because nothing more is at hand.
+    end because nothing more is available.
 
     Attributes:
         lane: of the source partition, as it is assigned now; it may be replaced while this is `idle`.
@@ -133,7 +133,7 @@ class Transaction:
             self._begin()
 
     def flush(self) -> None:
-        """Sends what has been written, and ends the transaction if nothing more is at hand; does not wait."""
+        """Sends what has been written, and ends the transaction if nothing more is available; does not wait."""
         self.output.flush()
         if self._has_all and not self._asked:
             self._asked = True
@@ -148,7 +148,7 @@ class Transaction:
 
     @property
     def _has_all(self) -> bool:
-        """True if something is written in the transaction, and nothing more is at hand."""
+        """True if something is written in the transaction, and nothing more is available."""
         lane = self.lane
         written = self._state == "open" and self._bytes > 0
         return written and not lane.read and not lane.items and self._parts.source.caught_up(lane.partition)

@@ -1,6 +1,6 @@
-"""The work on a record: what a stage answers for it, and how far it has come in the chain.
+"""The work on a record: what a transform plans for it, and how far it has come in the chain.
 
-A stage answers `None` if the record passes, or the step that it takes: `Now`, on the event loop; `Thread`, as it takes
+A `Stage` plans `None` if the record passes, or the step that it takes: `Now`, on the event loop; `Thread`, as it takes
 time; or `Store`, as it calls the store. Nothing here is changed; it is not frozen, as that takes twice as long to make.
 """
 
@@ -15,7 +15,7 @@ from transforms.record import RecordLike
 
 @dataclass(slots=True)
 class Step:
-    """What a stage does with a record.
+    """What a transform does with a record.
 
     Attributes:
         do: makes the records that take the place of the record, or finds out which step has to be taken instead. It may
@@ -55,7 +55,7 @@ class Store(Step):
     """A step that calls the store.
 
     Attributes:
-        kept: the record as it may go on if the store is down; None if it may not.
+        kept: the record as it may continue while the store is down; None if it may not.
     """
 
     level = 2
@@ -70,7 +70,7 @@ class Work:
         source: the record as it was read.
         codec: the number of the codec with which it leaves; 0 for none.
         records: what was made of it so far, in order.
-        position: the stage whose step is next, as an index.
+        position: the index of the transform whose step is next.
         step: the next step; None if there is none.
         reserve_bytes: the most that is needed in addition to the record itself, as far as it is known.
         applied: the names of the transforms that are counted so far.

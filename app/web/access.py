@@ -29,18 +29,18 @@ class Access:
         self._token = token.encode() if enabled and token is not None else None
 
     def check(self, request: Request) -> None:
-        """Refuses a request that may change nothing.
+        """Refuses a request that is not allowed to make changes.
 
         Raises:
-            RestError: 403 if nobody may, or if a page of another origin asks; 401 without the token.
+            RestError: 403 if changes are disabled, or for a cross-origin request; 401 without the token.
         """
         origin = request.headers.get("Origin")
         # Another scheme is the same origin here: a proxy may have taken off TLS.
         host = request.headers.get("Host")
         if origin is not None and (not host or origin.partition("://")[2].lower() != host.lower()):
-            raise RestError(403, "a page of another origin may change nothing here")
+            raise RestError(403, "cross-origin requests cannot make changes")
         if self._token is None:
-            raise RestError(403, f"this worker takes no changes; set {_ENABLE} = true and {_TOKEN} in its file")
+            raise RestError(403, f"changes are disabled; set {_ENABLE} = true and {_TOKEN} in the worker's file")
         if (wrong := _wrong(request.headers.get("Authorization", ""), self._token)) is not None:
             raise RestError(
                 401,

@@ -1,4 +1,4 @@
-"""The address of the pages: whether it can be used, and whether this worker's pages are there already."""
+"""The address of the web server: whether it can be used, and whether this worker uses it already."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ANSWER_BYTES = 16 * 1024 * 1024
 
 
 def check_address(settings: Settings) -> None:
-    """Checks that the pages can be served.
+    """Checks that the web server can use its address.
 
     Raises:
         ConfigurationError: see `listening`.
@@ -27,10 +27,10 @@ def check_address(settings: Settings) -> None:
 
 
 def listening(settings: Settings) -> list[socket.socket]:
-    """Sockets for the pages, which have the address from now on: one for each address of a name.
+    """Sockets for the web server, which have the address from now on: one for each address of a name.
 
     Raises:
-        ConfigurationError: `web.bind` is no address of this machine, or `web.port` cannot be used.
+        ConfigurationError: `web.bind` is not an address of this machine, or `web.port` cannot be used.
     """
     sockets: list[socket.socket] = []
     lacking: OSError | None = None
@@ -52,7 +52,7 @@ def listening(settings: Settings) -> list[socket.socket]:
         if not isinstance(exc, OSError) or isinstance(exc, socket.gaierror) or exc.errno in _NO_ADDRESS:
             raise ConfigurationError(
                 "web.bind",
-                f"found {settings.web_bind!r}, which is no address of this machine; 127.0.0.1 serves this machine "
+                f"found {settings.web_bind!r}, which is not an address of this machine; 127.0.0.1 serves this machine "
                 "only, 0.0.0.0 all machines that can reach it",
             ) from exc
         raise ConfigurationError(

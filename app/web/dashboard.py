@@ -1,4 +1,4 @@
-"""The page for people at `/`: its files, what it shows, and the documentation of this release.
+"""The web UI at `/`: its files, what it shows, and the documentation of this release.
 
 The page has no script, style or picture of another host, and its policy forbids them. What it shows comes from topics
 and files, so it is put into the page as text only.
@@ -37,7 +37,7 @@ _HEADERS: Mapping[str, str] = {
 }
 _MOST_DIGITS = 15
 _STATIC = Path(__file__).parent / "static"
-# The code stands beside `docs/`, in the checkout and in the wheel.
+# `docs/` is in the directory of `app/`, in the checkout and in the wheel.
 _DOCS = Path(__file__).parents[2] / "docs"
 
 

@@ -30,7 +30,7 @@ KEPT = 300
 RATES = ("records_in", "records_out", "bytes_in", "bytes_out")
 """The counters of `PipelineStats` whose rates are kept."""
 
-_RECENT = 30  # samples: the minute for which the calls of stores are told
+_RECENT = 30  # samples: the minute for which the calls of stores are shown
 _AVERAGED = 5  # samples: ten seconds
 _LIKELY = 0.95
 

@@ -61,7 +61,7 @@ class Loggers:
         name, top = _known(name)
         affected = {each: logger for each, logger in _loggers().items() if _is_below(each, name)}
         for each, logger in affected.items():
-            # The others follow the one above them; a floor needs a level of its own, or they would follow too far.
+            # The others follow the one above them; a floor needs an explicit level, or they would follow too far.
             if logger is top or logger.level != logging.NOTSET or each in self._least:
                 logger.setLevel(max(number, self._floor(each)))
                 self._modified_ms[each] = int(time.time() * 1000)

@@ -16,27 +16,31 @@ from app.pipeline.stats import STORE_OPERATIONS, STORE_REASONS, STORE_SECONDS, L
 # name of the metric, attribute of PipelineStats, help text
 COUNTERS: Sequence[tuple[str, str, str]] = (
     ("wideload_in_records", "records_in", "Records read."),
-    ("wideload_in_bytes", "bytes_in", "Bytes read: of keys and values, or of a batch that was not taken apart."),
-    ("wideload_out_records", "records_out", "Records acknowledged by the sink or the dead-letter topic."),
+    ("wideload_in_bytes", "bytes_in", "Bytes read: of keys and values, or of a batch that was forwarded whole."),
+    ("wideload_out_records", "records_out", "Records acknowledged in the output topic or the dead letter queue."),
     ("wideload_out_bytes", "bytes_out", "Bytes of acknowledged records, as they were read or before compression."),
-    ("wideload_whole_batches", "batches_whole", "Batches that went to the sink as they were."),
+    ("wideload_whole_batches", "batches_whole", "Batches that were forwarded whole."),
     (
         "wideload_read_anew_batches",
         "batches_read_anew",
-        "Batches whose records went on in other batches.",
+        "Batches that were re-batched: their records left unchanged in other batches.",
     ),
-    ("wideload_taken_apart_batches", "batches_taken_apart", "Batches whose records were looked at one by one."),
+    (
+        "wideload_taken_apart_batches",
+        "batches_taken_apart",
+        "Batches that were decoded, and their records processed one by one.",
+    ),
     ("wideload_offloaded_records", "offloaded_records", "Records whose value was moved to the store."),
     ("wideload_offloaded_bytes", "offloaded_bytes", "Bytes of values moved to the store."),
     ("wideload_inflated_records", "inflated_records", "References replaced by their payload."),
     ("wideload_inflated_bytes", "inflated_bytes", "Bytes of payloads that replaced references."),
-    ("wideload_dead_letters", "dead_letters", "Records sent to the dead-letter topic."),
+    ("wideload_dead_letters", "dead_letters", "Records written to the dead letter queue."),
     ("wideload_retries", "retries", "Retries of store calls."),
     ("wideload_commits", "commits", "Offset commits."),
     ("wideload_transactions", "transactions", "Committed transactions."),
     ("wideload_restarts", "restarts", "Restarts of the pipeline at its committed offsets."),
     ("wideload_chunked_messages", "chunked_messages", "Records split into chunks."),
-    ("wideload_chunks_published", "chunks_published", "Chunks written to the sink."),
+    ("wideload_chunks_published", "chunks_published", "Chunks written to the output topic."),
     ("wideload_assembled_messages", "assembled_messages", "Messages assembled from chunks."),
     ("wideload_duplicate_chunks", "duplicate_chunks", "Duplicate chunks, which are ignored."),
     ("wideload_late_chunks", "late_chunks", "Chunks that arrived after their message was discarded."),
@@ -48,9 +52,9 @@ COUNTERS: Sequence[tuple[str, str, str]] = (
     (
         "wideload_truncated_records",
         "truncated_records",
-        "Records that were read and that the cluster has lost, as by an unclean election.",
+        "Records that were read, and then lost by the cluster, as in an unclean election.",
     ),
-    ("wideload_throttled_seconds", "throttled_s", "Seconds for which brokers let the clients wait for a quota."),
+    ("wideload_throttled_seconds", "throttled_s", "Seconds for which brokers throttled the clients."),
 )
 
 # name of the metric, attribute of PipelineStats, help text; one value for each reason
@@ -59,7 +63,7 @@ _COUNTERS_BY_REASON: Sequence[tuple[str, str, str]] = (
     (
         "wideload_failed_records",
         "failed",
-        "Records that can never succeed, each once: dead letters, or the end of the pipeline.",
+        "Records that can never succeed, each counted once: they became dead letters, or stopped the pipeline.",
     ),
 )
 
@@ -68,11 +72,15 @@ _GAUGES: Sequence[tuple[str, str, str]] = (
     (
         "wideload_in_flight_bytes",
         "in_flight_bytes",
-        "Bytes of the budget that the pipeline uses.",
+        "Bytes of in.flight.bytes that the pipeline uses.",
     ),
-    ("wideload_read_ahead_bytes", "read_ahead_bytes", "Bytes fetched that wait to be admitted to the budget."),
+    ("wideload_read_ahead_bytes", "read_ahead_bytes", "Fetched bytes that wait for room in in.flight.bytes."),
     ("wideload_pending_chunked_messages", "pending_messages", "Messages whose chunks hold back the commit."),
-    ("wideload_pending_chunked_bytes", "pending_bytes", "Bytes of chunks of pending messages, outside the budget."),
+    (
+        "wideload_pending_chunked_bytes",
+        "pending_bytes",
+        "Bytes of chunks of pending messages, not part of in.flight.bytes.",
+    ),
 )
 
 # name of the metric after `wideload_producer_`, help text, how to read it; for the last minute
@@ -114,7 +122,7 @@ class Metrics(Collector):
         GCCollector(registry=self._registry)
 
     def text(self) -> bytes:
-        """The page in Prometheus' text format."""
+        """The metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def describe(self) -> Iterable[Metric]:
@@ -163,7 +171,7 @@ class Metrics(Collector):
         )
         oldest = GaugeMetricFamily(
             "wideload_oldest_waiting_record_age_seconds",
-            "Age, by its timestamp, of the oldest record that was read and waits for the store or for room; else 0.",
+            "Age, by its timestamp, of the oldest record that waits for the store or for memory; 0 if none waits.",
             labels=["pipeline"],
         )
         for pipeline in self._pipelines:
@@ -176,7 +184,7 @@ class Metrics(Collector):
         yield from (state, paused, oldest)
         margin = GaugeMetricFamily(
             "wideload_payload_expiry_margin_seconds",
-            "How much longer the store keeps payloads than retention.ms of the topic the records that refer to them.",
+            "How much longer the store keeps payloads than retention.ms keeps the records that refer to them.",
             labels=["pipeline", "topic"],
         )
         for pipeline in self._pipelines:
@@ -188,7 +196,9 @@ class Metrics(Collector):
         """The metrics of the producers, with Kafka's names."""
         producers = [(pipeline.settings.name, pipeline.stats) for pipeline in self._pipelines]
         total = CounterMetricFamily(
-            "wideload_producer_batch_split", "Batches split in two because the sink refused them.", labels=["pipeline"]
+            "wideload_producer_batch_split",
+            "Batches split in two because the output topic refused them.",
+            labels=["pipeline"],
         )
         for pipeline, stats in producers:
             total.add_metric([pipeline], stats.batches.batch_split_total)
@@ -220,7 +230,7 @@ class Metrics(Collector):
     def _estimates(self) -> Metric:
         estimate = GaugeMetricFamily(
             "wideload_producer_compression_estimate",
-            "What the next batch is estimated to compress to, for each uncompressed byte.",
+            "The estimated compression ratio of the next batch: compressed bytes for each uncompressed byte.",
             labels=["pipeline", "topic", "codec"],
         )
         for pipeline in self._pipelines:
@@ -252,10 +262,12 @@ class Metrics(Collector):
         labels = ["pipeline", "topic", "partition"]
         lag = GaugeMetricFamily(
             "wideload_lag_records",
-            "Records between the committed offset, or else where reading begins, and the end of the partition.",
+            "Records between the committed offset, or the offset where reading starts, and the end of the partition.",
             labels=labels,
         )
-        ends = GaugeMetricFamily("wideload_end_offset", "The end of what can be read of the partition.", labels=labels)
+        ends = GaugeMetricFamily(
+            "wideload_end_offset", "The end of the readable records of the partition.", labels=labels
+        )
         committed = GaugeMetricFamily("wideload_committed_offset", "The committed offset.", labels=labels)
         for pipeline in self._pipelines:
             for partition, (position, offset, end) in pipeline.flow_report.positions.items():

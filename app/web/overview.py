@@ -1,4 +1,4 @@
-"""What the page at `/` shows, as a document: the worker, a row for each pipeline, and all of those that are opened."""
+"""What the web UI shows, as JSON: the worker, a row for each pipeline, and the details of those that are open."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from app.web.pages import health, instant, reason_of
 from stores.registry import STORE_CLASS
 
 MOST_PARTITIONS = 200
-"""The partitions that are told of a pipeline, those with the greatest lag; /pipelines has all."""
+"""The most partitions shown of a pipeline, those with the greatest lag; /pipelines has all."""
 
 
 class Overview:
-    """The document for one worker.
+    """The JSON document of `/overview` for one worker.
 
     Args:
         pipelines: all of them.
@@ -31,10 +31,10 @@ class Overview:
         self._pipelines = pipelines
         self._limit_bytes = limit_bytes
         self._history = history
-        self._run = secrets.token_hex(8)  # tells a reader that the numbers of samples begin again
+        self._run = secrets.token_hex(8)  # shows a reader that the numbers of samples have restarted
 
     def document(self, after: int = 0, opened: Collection[int] = ()) -> dict[str, Any]:
-        """The document.
+        """The content of `/overview`.
 
         Its size depends on the number of pipelines, and on what is opened: a worker may have hundreds of pipelines with
         hundreds of partitions each.

@@ -1,4 +1,4 @@
-"""The worker's pages: /health, /pipelines, /metrics, on Faust's web server."""
+"""The worker's endpoints /health, /pipelines and /metrics, on Faust's web server."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _PROMETHEUS = "text/plain; version=0.0.4"
 def health(pipelines: Sequence[PipelineReport], trouble: str | None = None) -> dict[str, Any]:
     """The content of /health.
 
-    `live`: the process answers. `ready`: every pipeline runs; if not, the page answers 503. `status`: the state of the
-    worst pipeline. `ok` and `degraded` (records wait for a store or a broker) are those of a worker that is ready;
+    `live`: the process answers. `ready`: every pipeline runs; if not, the endpoint answers 503. `status`: the state
+    of the worst pipeline. `ok` and `degraded` (records wait for a store or a broker) are those of a ready worker;
     `starting`, `restarting`, `paused`, `stopped` and `failed` are not. `reasons`: the reason, by pipeline. A pipeline
-    that is paused or stopped because somebody has asked for that is as well as one that runs.
+    that is paused or stopped on request counts as one that runs.
 
     Args:
         pipelines: of the worker.
-        trouble: see `Steering`. It is a reason by the name `control.topic`; the pipelines run all the same.
+        trouble: see `Steering`. It is a reason by the name `control.topic`; the pipelines run nevertheless.
     """
     states = [_state(pipeline) for pipeline in pipelines]
     found = ((pipeline.settings.name, reason_of(pipeline)) for pipeline in pipelines)
@@ -144,7 +144,7 @@ def _transaction(settings: PipelineSettings, topic: str, number: int) -> dict[st
 
 
 def add_pages(app: faust.App, pipelines: Sequence[PipelineReport], limit_bytes: int, steering: Steering) -> None:
-    """Adds the pages to the web server of the app."""
+    """Adds the endpoints to the web server of the app."""
     metrics = Metrics(pipelines, limit_bytes)
 
     async def live(view: View, request: Request) -> Response:  # noqa: ARG001  # Faust's signature

@@ -57,19 +57,19 @@ def check_plugin(name: str) -> None:
 
 
 def definitions() -> list[dict[str, Any]]:
-    """`GET /connector-plugins/{name}/config`: all keys of a pipeline, with those of all stores."""
+    """`GET /connector-plugins/{name}/config`: all properties of a pipeline, with those of all stores."""
     return [_definition(group, key, place) for place, (group, key) in enumerate(_keys(sorted(STORE_NAMES)))]
 
 
 def validation(document: Mapping[str, object], settings: Settings) -> dict[str, Any]:
-    """`PUT /connector-plugins/{name}/config/validate`: what `wideload check` says of a configuration, offline.
+    """`PUT /connector-plugins/{name}/config/validate`: what `wideload check` reports for a configuration, offline.
 
     Args:
-        document: the keys of one pipeline. Values may be texts, as Connect's are.
-        settings: of the worker: its own keys hold for the pipeline too.
+        document: the properties of one pipeline. Values may be strings, as Connect's are.
+        settings: of the worker, whose properties apply to the pipeline too.
 
     Raises:
-        RestError: the document has no configuration of this plugin.
+        RestError: the request is not a configuration of this plugin.
     """
     given = _texts(document)
     kind = given.pop("connector.class", CLASS)
@@ -102,11 +102,11 @@ def validation(document: Mapping[str, object], settings: Settings) -> dict[str, 
 
 def _texts(document: Mapping[str, object]) -> dict[str, str]:
     if len(document) > _MOST_KEYS:
-        raise RestError(400, f"found {len(document):,} keys, allowed are {_MOST_KEYS}")
+        raise RestError(400, f"found {len(document):,} properties, allowed are {_MOST_KEYS}")
     texts = {}
     for name, value in document.items():
         if not isinstance(value, str | int | float):
-            raise RestError(400, f"{printable(name)}: allowed is a text, a number, or true and false")
+            raise RestError(400, f"{printable(name)}: allowed are a string, a number, true and false")
         texts[name] = value if isinstance(value, str) else config_text(value)
     return texts
 

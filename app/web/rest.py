@@ -28,16 +28,14 @@ MOST_BODY = 65_536
 
 _OURS = {"connectors", "connector-plugins", "admin"}
 _NAME = "/connectors/{name}"
-_HERE = {"Warning": '299 - "this holds for this worker alone, and until it ends"'}
-_UNKNOWN = "unknown"  # as Connect says it where it does not know
+_HERE = {"Warning": '299 - "this applies to this worker only, until it ends"'}
+_UNKNOWN = "unknown"  # as Connect answers if it does not know
 
 _Handler = Callable[[Request], Awaitable[StreamResponse]]
-_CREATE = (
-    "the pipelines of this worker are those of its file: add a table [pipeline.NAME] to it, and restart the worker"
-)
-_CHANGE = "a pipeline of this worker is changed in its file: edit [pipeline.{name}], and restart the worker"
-_DELETE = "a pipeline of this worker is deleted in its file: take [pipeline.{name}] out, and restart the worker"
-_TOPICS = "the topics of a pipeline are those of its file; they are not tracked, so they cannot be reset"
+_CREATE = "pipelines are defined in the worker's file: add a table [pipeline.NAME] to it, and restart the worker"
+_CHANGE = "pipelines are defined in the worker's file: edit [pipeline.{name}] there, and restart the worker"
+_DELETE = "pipelines are defined in the worker's file: remove [pipeline.{name}] from it, and restart the worker"
+_TOPICS = "the topics of a pipeline are defined in the worker's file; they are not tracked, so they cannot be reset"
 _OFFSETS = (
     "a worker does not change the offsets of its groups; stop all workers, and use kafka-consumer-groups.sh --group "
     "{group} --reset-offsets"
@@ -52,7 +50,7 @@ class Rest:
         pipelines: all of them.
         cluster_id: gives the id of the cluster; None if it is not known.
         least_levels: see `Loggers`.
-        page: gives the page for people, which has the path `/` too.
+        page: returns the web UI, which has the path `/` too.
         steering: takes what is asked of a pipeline to where it is done.
     """
 
@@ -209,7 +207,7 @@ class Rest:
     async def _set_level(self, request: Request) -> Response:
         scope = request.query.get("scope", "worker")
         if scope.lower() == "cluster":
-            raise RestError(400, "a worker sets the levels of its own loggers only: ask each worker")
+            raise RestError(400, "a worker sets only its own levels: send the request to each worker")
         level = (await _object(request)).get("level")
         if not isinstance(level, str):
             raise RestError(400, "Desired 'level' parameter was not specified in request.")

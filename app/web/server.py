@@ -1,4 +1,4 @@
-"""The web server of the worker's pages, with limits on its connections, and on the names that it answers to.
+"""The web server of the worker, with limits on its connections, and on the host names that it answers to.
 
 Each connection is an open file of the worker, and aiohttp keeps a silent connection for an hour. Without a limit,
 anyone could open connections until no files are left for the Kafka clients.
@@ -69,14 +69,14 @@ class WebServer(Web):
             host = request.headers.get("Host")
             if answers_to(host, names):
                 return await handler(request)
-            text = f"this worker does not answer to the name {printable(host)}; web.hosts has the names of its pages\n"
+            text = f"this worker does not answer to the host name {printable(host)}; add it to web.hosts\n"
             return Response(status=421, text=text)
 
         self.web_app.middlewares.append(known)
         self._runner = _Runner(self.web_app, access_log=None, keepalive_timeout=_IDLE_S)
 
     async def start_server(self) -> None:
-        """Serves the pages at the sockets of the app; without any, at its address."""
+        """Serves at the sockets of the app; without any, at its address."""
         if not self._sockets:
             await super().start_server()
             return

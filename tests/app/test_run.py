@@ -42,7 +42,7 @@ def test_address_of_the_pages_is_not_ours(address: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         run_worker(settings, "INFO")
     (told,) = [each for each in refused.value.each if each.key == "web.bind"]
-    assert told.reason.startswith(f"found '{address}', which is no address of this machine")
+    assert told.reason.startswith(f"found '{address}', which is not an address of this machine")
 
 
 async def test_what_was_cancelled_ends_before_the_loop_does() -> None:

@@ -90,7 +90,7 @@ def until_state(wanted: str, *workers: WorkerProcess) -> None:
 
 def begun(worker: WorkerProcess) -> int:
     """How often the pipeline has begun anew because somebody has asked for it."""
-    return worker.log.read_text().count("pipeline offload is asked to begin anew")
+    return worker.log.read_text().count("pipeline offload is asked to restart")
 
 
 def settings_of(group: Group, **more: object) -> Settings:

@@ -403,7 +403,7 @@ def test_replay_without_new_letters_lets_the_group_live_on(
     assert run(*command)[::2] == (0, ""), "it writes nothing, so it has nothing to remember"
     group = f"{desk.keys['group.id']}-dlq-replay"
     told = (
-        f"wideload: topic {desk.dead} keeps letters for ever, and the brokers forget 7 d after the last replay what "
+        f"wideload: topic {desk.dead} keeps records forever, and the brokers forget 7 d after the last replay what "
         f"group {group} has replayed (offsets.retention.minutes): a later replay writes all of them again; run it more "
         "often than that, or lower retention.ms and segment.ms of the topic\n"
     )
@@ -457,7 +457,7 @@ def test_replay_refuses_a_log_that_was_cut(broker: str, make_topic: MakeTopic, t
     told = (
         f"wideload: --group: group {desk.keys['group.id']}-dlq-replay has replayed topic {desk.dead}, partition 1, "
         "up to offset 1,005, and the partition ends at 0: its log was cut, as by an unclean election, or it is another "
-        "topic of this name; it is not known which letters were replayed; another --group begins with nothing "
+        "topic of this name; it is not known which records were replayed; another --group begins with nothing "
         "replayed\n"
     )
     for more in ((), ("--yes",), ("--yes", "--processing-guarantee", "at_least_once")):
@@ -484,7 +484,7 @@ def test_replay_that_could_not_remember_its_gaps_writes_nothing(
     chosen = ("--processing-guarantee", guarantee)
     status, out, err = run("dlq", "replay", "--error", errors[1], *chosen, "-c", desk.config, "--yes")
     assert (status, out) == (1, "")
-    assert "too many gaps between the letters that were replayed: the metadata of a commit (40 bytes) has no" in err
+    assert "too many gaps between the records that were replayed: the metadata of a commit (40 bytes) has no" in err
     assert end_offsets(broker, desk.raw) == {0: 0, 1: 0}
     assert desk.replay(*chosen, "--yes")["replayed"] == 100
 
@@ -538,8 +538,8 @@ def test_replay_ends_where_another_begins(
     done, others, told = asyncio.run(overtaken())
     assert (done, others) == (200, 500)
     assert told == (
-        f"topic {desk.dead}, partition 0: another replay with group {desk.keys['group.id']}-dlq-replay has begun "
-        "meanwhile, and continues; this one ends, and nothing is written twice"
+        f"topic {desk.dead}, partition 0: another replay with group {desk.keys['group.id']}-dlq-replay has "
+        "started and continues; this one ends, and nothing is written twice"
     )
     assert keys(desk) == list(range(700))
     assert desk.replay("--yes")["replayed"] == 0

@@ -333,7 +333,7 @@ async def test_fewer_brokers_than_replicas(
                     'wideload: --processing-guarantee: found "exactly_once", and the brokers have had'
                 )
                 assert err.endswith(
-                    "; or give --processing-guarantee at_least_once, with which letters may be replayed twice\n"
+                    "; or use --processing-guarantee at_least_once, with which records may be replayed twice\n"
                 )
 
 

@@ -397,7 +397,7 @@ def test_worker_that_does_not_answer(shown: Shown) -> None:
     shown.worker.kill()
     browser.until("!document.querySelector('#away').hidden")
     assert browser.text("#away").startswith("The worker has not answered since ")
-    assert "What stands below is from before" in browser.text("#away")
+    assert "The data below is from before" in browser.text("#away")
     assert browser.run("return document.title") == "No answer – Wideload"
     assert shown.card(RUNS)
     shown.worker.start()

@@ -260,9 +260,9 @@ def test_validate_has_the_messages_of_check(
         (b"\xff", 400, "the body is not JSON"),
         (b"", 400, "the body is not JSON"),
         (b"[]", 400, "the body is not a JSON object"),
-        ({"topics": None}, 400, "topics: allowed is a text"),
-        ({"topics": {"a": "b"}}, 400, "topics: allowed is a text"),
-        ({str(number): "" for number in range(301)}, 400, "found 301 keys, allowed are 300"),
+        ({"topics": None}, 400, "topics: allowed are a string"),
+        ({"topics": {"a": "b"}}, 400, "topics: allowed are a string"),
+        ({str(number): "" for number in range(301)}, 400, "found 301 properties, allowed are 300"),
         ({"connector.class": "org.example.Sink"}, 400, "Included connector type org.example.Sink does not match"),
         (b" " * 65_537, 413, "the body is over 65,536 bytes"),
     ],
@@ -394,7 +394,7 @@ def test_no_page_of_another_origin_changes_anything(method: str, path: str, orig
     """A browser says where a page comes from; that page may change nothing, with the token neither."""
     for authorization in (f"Bearer {TOKEN}", basic("operator", TOKEN)):
         answer = served.ask(method, path, {"level": "ERROR"}, Origin=origin, Authorization=authorization)
-        assert answer.refusal == (403, "a page of another origin may change nothing here")
+        assert answer.refusal == (403, "cross-origin requests cannot make changes")
     assert not [name for name in answer.headers if name.startswith("Access-Control")]
     assert served.state("offload") == "RUNNING"
 
@@ -451,7 +451,7 @@ def test_pause_and_resume(running: Served) -> None:
     orders, inflated, ends = count(way, way.orders), count(way, way.inflated), end_offsets(way.broker, way.raw)
     answer = running.change("PUT", "/connectors/offload/pause")
     assert (answer.status, answer.document) == (202, None)
-    assert answer.headers["Warning"] == '299 - "this holds for this worker alone, and until it ends"'
+    assert answer.headers["Warning"] == '299 - "this applies to this worker only, until it ends"'
     running.until_state("offload", "PAUSED")
     send(way.broker, way.raw, [(0, b"paused", b"v", [], 1)])
     assert running.change("PUT", "/connectors/offload/pause").status == 202
@@ -657,7 +657,7 @@ def test_levels_of_loggers(served: Served) -> None:
             "root?scope=cluster",
             {"level": "INFO"},
             400,
-            "a worker sets the levels of its own loggers only: ask each worker",
+            "a worker sets only its own levels: send the request to each worker",
         ),
     ],
 )

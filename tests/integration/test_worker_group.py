@@ -36,7 +36,7 @@ def test_workers_with_one_instance_id(make_way: MakeWay) -> None:
     log = first.log.read_text()
     assert (
         f"another worker has joined group {way.group('offload')} with consumer.group.instance.id = 'pod-0', and this "
-        "one is out of it: give each worker a consumer.group.instance.id of its own, or none" in log
+        "one is out of it: give each worker a different consumer.group.instance.id, or none" in log
     )
     assert "Traceback" not in log
     assert "restarts in" not in log

@@ -84,7 +84,7 @@ def check(way: Way, one: WorkerProcess, log: list[dict[str, Any]]) -> None:
         assert (line["level"], line["topic"], line["offset"]) == ("WARNING", way.raw, 1)
     stops, again, drained, ended, last = [line for line in log if line not in fails][-5:]
     assert stops["message"].startswith("wideload stops, because of SIGTERM: ")
-    assert again["message"].startswith("another SIGTERM changes nothing")
+    assert again["message"].startswith("another SIGTERM has no effect")
     left = f"not committed, and read again: 1 from topic {way.raw}, partition 0, offset 2 on"
     assert drained["message"].endswith(f"in 1.0 s (task.shutdown.graceful.timeout.ms); {left}")
     assert ended["message"].endswith(f"5 records read, 4 written, 0 dead letters; {left}")
@@ -108,4 +108,4 @@ def test_log_of_a_second_ctrl_c(make_way: Callable[..., Way]) -> None:
         until(lambda: "because of SIGINT" in worker.log.read_text(), "it stops")
         worker.process.send_signal(signal.SIGINT)
         assert worker.wait(10) == 130
-    assert worker.log.read_text().splitlines()[-1].endswith("ends at once; what is not committed is read again")
+    assert worker.log.read_text().splitlines()[-1].endswith("ends immediately; what is not committed is read again")

@@ -73,7 +73,7 @@ function away(problem) {
   awaySince = new Date();
   const since = awaySince.toLocaleTimeString("en-GB");
   const why = problem.message.startsWith("it answers") ? ` (${problem.message})` : "";
-  put(byId("away"), `The worker has not answered since ${since}${why}. ${shown ? "What stands below is from before. " : ""}This page goes on asking.`);
+  put(byId("away"), `The worker has not answered since ${since}${why}. ${shown ? "The data below is from before. " : ""}This page keeps trying.`);
   byId("away").hidden = false;
   document.body.classList.add("stale");
   document.title = "No answer – Wideload";

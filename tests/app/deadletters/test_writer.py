@@ -314,7 +314,9 @@ def test_letter_in_a_store_of_the_users_own_is_refused() -> None:
     desk.reader = LetterReader(store, 10_000_000, topics=["dlq"])
     headers = (*CONTEXT, (MARK, b"value"), *Reference("salaries/1").headers())
     forged = desk.found([Source(b"k", b"salaries/1", headers, topic="dlq", offset=100)])
-    with pytest.raises(PayloadStoreError, match=r"the class of large\.message\.payload\.store\.class cannot tell"):
+    with pytest.raises(
+        PayloadStoreError, match=r"the class of large\.message\.payload\.store\.class cannot verify that"
+    ):
         desk.reader.open(forged)
     source = Source(value=b"v" * 20_000)
     written = desk.write(source)
@@ -327,7 +329,7 @@ def test_letter_in_a_store_that_the_pipeline_lacks() -> None:
     desk = Desk(10_000, store=False)
     headers = (*CONTEXT, (MARK, b"value"), *Reference("s3://b/dlq/1").headers())
     found = desk.found([Source(b"k", b"s3://b/dlq/1", headers, topic="dlq", offset=100)])
-    with pytest.raises(PayloadStoreError, match="is missing, and the letter is in a store"):
+    with pytest.raises(PayloadStoreError, match="is missing, and the dead-letter record is in a store"):
         desk.reader.open(found)
 
 

@@ -46,7 +46,7 @@ a lets 5; a take_work 50; a lets 5; a take_work 5; a stops 5; b lets 5; b take_w
 b stops 5; a close; b lets 50
 
 80: work larger than its part passes when no other has work, beside what passes
-a take 10; a lets 1000; a take_work 1000; a stops 0; a pass_on 1000; all used 1010; all work 0; a stops 0
+a take 10; a lets 1000; a take_work 1000; a stops 0; a finish_work 1000; all used 1010; all work 0; a stops 0
 a give 1000; a lets 60
 
 10: a pipeline that keeps the budget full starves no other
@@ -116,7 +116,7 @@ def test_shares_never_exceed_the_limit_by_more_than_one_record(  # noqa: C901  #
                 share.give_work(work[which].pop(0))
         elif action == "pass on" and work[which]:
             passing[which].append(work[which].pop(0))
-            share.pass_on(passing[which][-1])
+            share.finish_work(passing[which][-1])
         elif action == "close":
             share.close()
             closed[which], passing[which], work[which] = True, [], []

@@ -70,7 +70,7 @@ def test_error_policy_on_a_record_that_can_never_succeed(error: Exception) -> No
 @pytest.mark.parametrize(
     ("letters", "error", "told"),
     [
-        (None, ChunkError(5, 3, "so"), r"offset 7: .*; errors.tolerance = \"all\" and a dead-letter topic would let"),
+        (None, ChunkError(5, 3, "so"), r"offset 7: .*; with errors.tolerance = \"all\" and a dead letter queue"),
         (LETTERS, PayloadStoreError("denied", retriable=False), r"offset 7: denied; the store refuses, so no record"),
         (LETTERS, KeyError("defect"), r"offset 7: 'defect'"),
         (replace(LETTERS, max_message_bytes=50), ChunkError(5, 3, "so"), r"offset 7: .*; and it cannot be a dead"),

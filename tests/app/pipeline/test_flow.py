@@ -164,7 +164,7 @@ async def test_a_task_that_ends_by_itself_ends_the_flow(
     with pytest.raises(WideloadError, match=f"unexpected IndexError: {error}" if error else None) as caught:
         await asyncio.wait_for(flow.run(), 20)
     if error is None and task in ("watch", "_commit_regularly"):
-        assert "has ended, which goes on until it is stopped" in str(caught.value)
+        assert "has ended, although it was not stopped" in str(caught.value)
 
 
 async def test_a_producer_that_cannot_be_stopped_keeps_no_consumer(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,10 +152,10 @@ async def is_cancelled() -> None:
     ("work", "lasting", "told"),
     [
         (returns, False, None),
-        (returns, True, "TaskEndedError: returns has ended, which goes on until it is stopped"),
+        (returns, True, "TaskEndedError: returns has ended, although it was not stopped"),
         (raises, False, "UnforeseenError: a defect"),
         (raises, True, "UnforeseenError: a defect"),
-        (is_cancelled, False, "TaskEndedError: is_cancelled has ended, which goes on until it is stopped"),
+        (is_cancelled, False, "TaskEndedError: is_cancelled has ended, although it was not stopped"),
     ],
 )
 async def test_an_end_that_nobody_asked_for_is_told(

@@ -116,7 +116,7 @@ async def test_a_worker_takes_no_changes_by_default(method: str, path: str) -> N
     async with opened() as port, connected(port, f"{method} {path} HTTP/1.0\r\n\r\n".encode()) as (reader, _):
         head, _, body = (await asyncio.wait_for(reader.read(), 20)).partition(b"\r\n\r\n")
     assert head.splitlines()[0].split()[1] == b"403"
-    message = "this worker takes no changes; set web.control.enable = true and web.control.token in its file"
+    message = "changes are disabled; set web.control.enable = true and web.control.token in the worker's file"
     assert json.loads(body) == {"error_code": 403, "message": message}
 
 
