@@ -100,7 +100,7 @@ def counted(data: bytes, count: int) -> bytes:
 
 def test_what_is_wrong_is_said() -> None:
     """Where a record or the batch ends in another place than it says."""
-    data = bytes(batch(FIRST, [(0, b"k", b"v", ()), (1, b"k", b"v", ())]).data)
+    data = bytes(batch(FIRST, [(0, b"k", b"v" * 20, ()), (1, b"k", b"v" * 20, ())]).data)
     size = len(data)
     for changed, said in (
         (data[:61] + b"\x7e" + data[62:], ("record", "a length of 63", f"up to {size - 62}")),
