@@ -278,10 +278,10 @@ def _status(arguments: list[str]) -> int:
     except Exception as exc:  # noqa: BLE001  # our own defects are one line as well
         if debug:
             click.echo(without_secrets(traceback.format_exc()), err=True)
-        return _told(exc)
+        return _exit_status(exc)
 
 
-def _told(error: Exception) -> int:
+def _exit_status(error: Exception) -> int:
     """Prints the error to standard error and returns the exit status; each configuration error is one line."""
     text = str(error).strip() or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
@@ -295,10 +295,10 @@ def _told(error: Exception) -> int:
         status, texts = _FAILED, [f"unexpected {type(error).__name__}: {text} (--debug shows where)"]
     for each in texts:
         # Names from the command line or the file may contain control sequences of terminals.
-        told = "".join(
+        shown = "".join(
             c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in without_secrets(each)
         )
-        click.echo(f"wideload: {told}", err=True)
+        click.echo(f"wideload: {shown}", err=True)
     return status
 
 

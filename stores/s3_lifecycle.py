@@ -211,7 +211,7 @@ class S3Lifecycle:
         return f"s3://{self._bucket}"
 
     def _read(self) -> _Found:
-        with self._told(_GET):
+        with self._translated(_GET):
             try:
                 answer: Mapping[str, Any] = self._client.get_bucket_lifecycle_configuration(Bucket=self._bucket)
             except ClientError as exc:
@@ -227,7 +227,7 @@ class S3Lifecycle:
         return _Found(answer[_BODY], answer.get("Rules", ()), {name: answer[name]} if answer.get(name) else {})
 
     def _write(self, found: _Found, document: bytes | None) -> None:
-        with self._told(_PUT):
+        with self._translated(_PUT):
             if document is None:
                 self._client.delete_bucket_lifecycle(Bucket=self._bucket)
                 return
@@ -268,7 +268,7 @@ class S3Lifecycle:
             params["headers"]["Content-MD5"] = content_md5(self._document)
 
     @contextlib.contextmanager
-    def _told(self, operation: str) -> Iterator[None]:
+    def _translated(self, operation: str) -> Iterator[None]:
         with translated(operation, self._uri, self._bucket):
             try:
                 yield

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from app.chunks.allowance import PARALLEL
 from app.chunks.inbox import Entry, Inbox, Place
-from app.kafka.shielded import heard
+from app.kafka.shielded import retrieve_exception
 
 R = TypeVar("R")
 
@@ -91,7 +91,7 @@ class Prefetch(Generic[R]):
             if not (free and entry in heads) and (len(running) >= parallel or (held and held + size > self._max_bytes)):
                 break
             future = asyncio.ensure_future(self._restore(entry.record))  # goes on if the call is cancelled
-            future.add_done_callback(heard)
+            future.add_done_callback(retrieve_exception)
             entry.work = Download(future, size, entry not in heads)
             running.add(future)
             held, free = held + size, False

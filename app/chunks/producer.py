@@ -24,7 +24,7 @@ from app.config.naming import check_name
 from app.kafka.arguments import Arguments
 from app.kafka.average import Average
 from app.kafka.producer import ProducerControls, RefusedBatches
-from app.kafka.shielded import heard
+from app.kafka.shielded import retrieve_exception
 from transforms.chunked_message import ChunkMessageId
 from transforms.record import Header, Record
 
@@ -169,7 +169,7 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
             batch.append(timestamp=piece.timestamp, key=piece.key, value=piece.value, headers=list(piece.headers))
             batch.close()
             sent.append(await self._queued(place, batch))
-            sent[-1].add_done_callback(heard)  # `_result` raises the first error, if this call gets there
+            sent[-1].add_done_callback(retrieve_exception)  # `_result` raises the first error, if this call gets there
         result = asyncio.create_task(self._result(topic, sent, record.timestamp))
         self._results.add(result)
         result.add_done_callback(self._results.discard)

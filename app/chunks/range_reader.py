@@ -9,7 +9,7 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from app.kafka.consumer_controls import ConsumerControls
-from app.kafka.shielded import heard
+from app.kafka.shielded import retrieve_exception
 from transforms.read_range import ReadRange
 
 _POLL_MS = 1_000
@@ -38,7 +38,7 @@ class RangeReader:
         """
         if self._task is None or range_ is not self._range or _failed(self._task):
             self._range, self._task = range_, asyncio.ensure_future(self._read(range_, self._task))
-            self._task.add_done_callback(heard)
+            self._task.add_done_callback(retrieve_exception)
         return self._task
 
     async def stop(self) -> None:

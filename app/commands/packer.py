@@ -205,12 +205,12 @@ class _Warning:
     """Says once that the store is down."""
 
     def __init__(self) -> None:
-        self._told = False
+        self._shown = False
 
     def tell(self, error: PayloadStoreError) -> None:
         """A value goes as chunks, because the store has failed."""
-        if not self._told:
-            self._told = True
+        if not self._shown:
+            self._shown = True
             click.echo(f"wideload: the store has failed, so large values go as chunks: {error}", err=True)
 
 

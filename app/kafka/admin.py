@@ -1,4 +1,4 @@
-"""An admin client that also asks what aiokafka's has no method for."""
+"""An admin client with the requests that aiokafka's admin client lacks."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ class AdminClient(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has no
     async def committed_offsets(
         self, group: str, places: Iterable[TopicPartition], within_s: float
     ) -> Mapping[TopicPartition, int]:
-        """The committed offsets of the partitions that have one; asked again until the coordinator has them all.
+        """The committed offsets of the partitions that have one.
 
-        For so many seconds: then its error is raised.
+        The coordinator is asked again until it has them all, for at most `within_s`; after that its error is raised.
         """
         OffsetFetches(self, _AGAIN_S)
         until_s = time.monotonic() + within_s
@@ -84,7 +84,7 @@ class AdminClient(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has no
                 return {TopicPartition(topic, number): offset for topic, number, offset, *_ in rows if offset >= 0}
 
     async def log_bounds(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, tuple[int, int]]:
-        """The offset of the first record of each partition, and the one behind the last that can be read."""
+        """The offset of the first record of each partition, and the one after the last record that can be read."""
         first, last = [await self.offsets(places, which, committed=True) for which in (EARLIEST, LATEST)]
         return {place: (first[place], last[place]) for place in first}
 
@@ -95,8 +95,9 @@ class AdminClient(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has no
 
         Args:
             places: the partitions.
-            when: one of the two, or milliseconds since 1970; then an offset is -1 if there is no such record.
-            committed: whether the latest is the first record of an open transaction, if there is one.
+            when: one of the two, or milliseconds since 1970. In the latter case the offset of a partition without such
+                a record is -1.
+            committed: whether `LATEST` stops at the first record of an open transaction, if there is one.
         """
         asked = {*places}
         response = await self.send(
@@ -124,7 +125,7 @@ class AdminClient(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has no
 async def configs(
     send: Send, resources: Iterable[str], names: Iterable[str], kind: int = ConfigResourceType.TOPIC
 ) -> Mapping[str, Mapping[str, str] | KafkaError]:
-    """The values of these properties of resources, or why a resource does not give them."""
+    """The values of these properties of resources, or the error with which a resource refuses them."""
     response = await send(DescribeConfigsRequest([(kind, resource, [*names]) for resource in resources]))
     return {
         found["resource_name"]: for_code(found["error_code"])(found["error_message"] or "")

@@ -1,6 +1,6 @@
-"""The arguments of a client in Python, and the keys of a Kafka configuration that stand for them.
+"""Maps the properties of a Kafka configuration to the arguments of a Python client.
 
-`max.request.size` is `max_request_size`, and so on; strings are read as the numbers that they are.
+`max.request.size` is `max_request_size`, and so on; strings that hold numbers are converted.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from transforms.errors import ConfigurationError
 
 _BOOTSTRAP, _PROTOCOL, _MECHANISM = "bootstrap.servers", "security.protocol", "sasl.mechanism"
 _PROVIDER = "sasl_oauth_token_provider"
-# Keys that no client has as arguments: they are read here.
+# Properties that no client has as arguments: they are read here.
 _TLS = tuple(key.name for key in SECURITY_KEYS if key.name.startswith("ssl."))
 _TOKENS = tuple(key.name for key in SECURITY_KEYS if key.name.startswith(("sasl.oauthbearer.", "sasl.aws.")))
-# Names of Kafka's, or of librdkafka's, for what both Python clients call otherwise.
+# Properties of Kafka or librdkafka for which both Python clients use another name.
 _RENAMED: Mapping[str, str] = {
     "sasl.mechanisms": "sasl_mechanism",
     "sasl.username": "sasl_plain_username",
     "sasl.password": "sasl_plain_password",
 }
 _NUMBERS = ("_ms", "_bytes", "_records", "_size")
-# Words of Kafka's where these clients take something else, or where most of the values are numbers.
+# Kafka's words that these clients expect in another form, or in a property whose other values are numbers.
 _WORDS: Mapping[tuple[str, str], object] = {("compression_type", "none"): None, ("acks", "all"): "all"}
 _TRUTH = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What a client's constructor takes.
+    """The arguments of a client's constructor.
 
     Attributes:
         defaults: the arguments by name, with their defaults.
-        renamed: keys whose argument has another name.
-        aside: keys that only the serializers read, as the client has no such argument.
-        tokens: makes of a provider of `app.kafka.tokens` one that the client takes; None if it takes none.
+        renamed: properties whose argument has another name.
+        aside: properties that only the serializers read, as the client has no such argument.
+        tokens: converts a provider of `app.kafka.tokens` to one that the client accepts; None if it accepts none.
     """
 
     defaults: Mapping[str, object]
@@ -51,18 +51,18 @@ class Arguments:
 
     @classmethod
     def of(cls, client: type, **more: Any) -> Arguments:
-        """The arguments of a client of aiokafka's; `more` has the other attributes."""
+        """The arguments of one of aiokafka's clients; `more` has the other attributes."""
         parameters = inspect.signature(client).parameters.values()
         named = {each.name: each.default for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
         return cls(named, tokens=(lambda provider: provider) if _PROVIDER in named else None, **more)
 
     def without(self, ending: str) -> Arguments:
-        """The same but for the arguments whose names end so."""
+        """A copy without the arguments whose names have this ending."""
         defaults = {name: value for name, value in self.defaults.items() if not name.endswith(ending)}
         return replace(self, defaults=defaults)
 
     def keys(self) -> list[str]:
-        """Every key of a configuration that is the client's."""
+        """Every property of a configuration that belongs to the client."""
         own = (name.replace("_", ".") for name in self.defaults)
         return [*own, *_RENAMED, *self.renamed, *self._read_here, *self.aside]
 
@@ -71,10 +71,10 @@ class Arguments:
         return (*_TLS, *_TOKENS) if self.tokens else _TLS
 
     def merged(self, config: Mapping[str, object], options: Mapping[str, object]) -> dict[str, object]:
-        """`config` with `options`, which are the same with other names: `max_request_size` for `max.request.size`.
+        """`config` together with `options`, whose names are Python's: `max_request_size` for `max.request.size`.
 
         Raises:
-            ConfigurationError: something stands in both.
+            ConfigurationError: a property is set in both.
         """
         whole = dict(config)
         for name, value in options.items():
@@ -85,10 +85,10 @@ class Arguments:
         return whole
 
     def read(self, client: Mapping[str, object]) -> dict[str, Any]:
-        """The arguments for what is left of a configuration for the client.
+        """The arguments for the properties of a configuration that are left for the client.
 
         Raises:
-            ConfigurationError: one argument is named twice, a number is none, or a certificate cannot be used.
+            ConfigurationError: an argument is set twice, a value is not a number, or a certificate cannot be used.
         """
         arguments: dict[str, Any] = {}
         for key, value in client.items():
@@ -99,7 +99,7 @@ class Arguments:
                 raise ConfigurationError(key, f"says again what {name} is")
             arguments[name] = self._value(key, name, value)
         given = {key: client[key] for key in (_BOOTSTRAP, *self._read_here) if client.get(key) is not None}
-        # kafka-python makes a context itself, of files for which it has other names; aiokafka never does.
+        # kafka-python creates a context itself, from files for which it has other properties; aiokafka never does.
         needs_context = "ssl_cafile" not in self.defaults or any(key in given for key in _TLS)
         encrypts = str(client.get(_PROTOCOL)).upper().endswith("SSL")
         if encrypts and needs_context and arguments.get("ssl_context") is None:

@@ -18,7 +18,7 @@ class _Second:
 
 
 class Average:
-    """The average of the numbers of the last minute, and how many there were a second, by a monotonic clock."""
+    """The average of the numbers of the last minute, and how many there were per second, by a monotonic clock."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -26,7 +26,7 @@ class Average:
         self._seconds: deque[_Second] = deque()
 
     def add(self, number: float = 1.0, count: int = 1) -> None:
-        """Adds `number`, which is the sum of `count` numbers."""
+        """Adds `number`, the sum of `count` numbers."""
         second = int(self._clock())
         if not self._seconds or self._seconds[-1].second != second:
             self._recent()
@@ -40,7 +40,7 @@ class Average:
         return sum(each.total for each in self._seconds) / count if count else None
 
     def per_second(self) -> float:
-        """How many there were a second, of the last minute or since a later beginning."""
+        """How many numbers there were per second in the last minute, or since the start if that was later."""
         span_s = min(max(self._clock() - self._began_s, 1.0), float(_WINDOW_S))
         return sum(each.count for each in self._recent()) / span_s
 

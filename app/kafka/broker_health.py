@@ -1,11 +1,11 @@
-"""Which brokers do not answer the clients of a flow, and since when; and how long they are to be left alone.
+"""Which brokers do not answer the clients of a flow, since when, and how long a quota forbids to send to them.
 
-aiokafka waits for a broker that is down and tries again, and only its log says so. So each connection and each request
-of a client is watched.
+aiokafka waits for a broker that is down and tries again, and reports this only in its log. Therefore each connection
+and each request of a client is watched.
 
-A broker answers a client that is over its quota, says for how long the client is to wait (KIP-219), and until then
-reads nothing more from the connection. aiokafka still sends. The broker then seems to be away; after
-`request.timeout.ms` aiokafka connects again, which the broker allows, and what has waited is sent again.
+If a client exceeds its quota, the broker still answers, reports how long the client has to wait (KIP-219), and until
+then reads nothing more from the connection. aiokafka keeps sending, so the broker seems to be unavailable; after
+`request.timeout.ms` aiokafka opens another connection, which the broker allows, and sends the waiting requests again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from app.kafka.refusals import refusal
 from app.kafka.troubles import LEADERLESS, REFUSED, THROTTLED, UNANSWERED, UNANSWERED_S, Troubles, ago
 
 _LOOK_S = 0.5
-_CLOSED_S = 0.1  # how soon a request that waits notices that its connection is closed
+_CLOSED_S = 0.1  # how soon a waiting request notices that its connection is closed
 _FORGOTTEN_S = 60.0
 _TOO_FEW = (NotEnoughReplicasError.errno, NotEnoughReplicasAfterAppendError.errno)
 # Requests that a broker answers when other members of a group have done something, or its replicas have.
@@ -46,8 +46,8 @@ class BrokerHealth:
     Args:
         topics: each of their partitions must have a leader.
         fetch_wait_s: how long a broker may wait before it answers a fetch.
-        troubles: of the pipeline; what did not answer former flows has not answered since then.
-        throttled: gets each wait for a quota, in seconds.
+        troubles: of the pipeline; a broker that did not answer former flows has not answered since then.
+        throttled: called with each wait for a quota, in seconds.
     """
 
     def __init__(
@@ -76,7 +76,8 @@ class BrokerHealth:
     def watch(self, client: AIOKafkaClient, throttled: Callable[[float], None] | None = None) -> None:
         """Watches a client that has not been started, for as long as it lives.
 
-        Its requests wait while a quota asks for that; `throttled` gets each such wait of its own, in seconds.
+        Its requests wait while a quota requires that; `throttled` is called with each such wait of this client, in
+        seconds.
         """
         self._clients.append(client)
         gate = Gate.of(client)
@@ -84,13 +85,13 @@ class BrokerHealth:
         gate.set(Place.THROTTLE, {object: partial(self._held_back, throttled)})
 
     async def _held_back(self, throttled: Callable[[float], None] | None, call: Call, send: Send) -> Any:
-        """Sends a request once the broker reads from the connection, or that is closed."""
+        """Sends a request once the broker reads from the connection again, or the connection is closed."""
         connection = call.connection
         if connection in self._until:
-            # In turn, or timers for the same moment would change the order, also that of commits.
+            # In turn: timers for the same moment would change the order, even that of commits.
             async with self._turns.setdefault(connection, asyncio.Lock()):
-                # Nothing waits for a connection that is closed: it refuses all. The time may grow.
-                while (  # noqa: ASYNC110  # nothing public tells when a connection is closed
+                # Nothing waits for a closed connection, which refuses every request. The time may grow.
+                while (  # noqa: ASYNC110  # aiokafka has no public event for a closed connection
                     connection.connected() and (left_s := self._until[connection] - self._clock()) > 0
                 ):
                     await asyncio.sleep(min(left_s, _CLOSED_S))
@@ -140,9 +141,9 @@ class BrokerHealth:
 
     @property
     def refused(self) -> int | None:
-        """The last error of an answer that may mean a name over its limit; None if there was none within a minute.
+        """The last error that may mean a name over its limit; None if there was none within a minute.
 
-        A name that is refused is refused again, with each heartbeat or try. Those of long ago say nothing of it.
+        A refused name is refused again with each heartbeat or try, so an older error is irrelevant.
         """
         if self._refused is None or self._clock() - self._refused[1] >= _FORGOTTEN_S:
             return None
@@ -166,7 +167,7 @@ class BrokerHealth:
         return any(address == f"{each.host}:{each.port}" for each in brokers)
 
     async def silent(self, seconds: float) -> str:
-        """Waits until no broker has answered for so many seconds, though some were asked; says so."""
+        """Waits until no broker has answered for so many seconds, though some were asked; returns a message."""
         while True:
             since_s = self._silent_since_s
             if since_s is not None and self._clock() - since_s >= seconds:
@@ -174,7 +175,7 @@ class BrokerHealth:
             await asyncio.sleep(_LOOK_S)
 
     def _missed(self, address: str, asked_s: float) -> None:
-        """Notes that a broker has not answered what it was asked then."""
+        """Notes that a broker has not answered a request that was sent at `asked_s`."""
         if self._silent_since_s is None:
             self._silent_since_s = max(asked_s, self._answered_s)
         self.troubles.note(UNANSWERED, address, since_s=asked_s)

@@ -1,4 +1,4 @@
-"""Kafka clients: from settings to aiokafka, and from aiokafka's errors to sentences."""
+"""Kafka clients: creates aiokafka's clients from settings, and translates aiokafka's errors into messages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ClusterError(WideloadError):
 
     Attributes:
         retriable: True if another try may succeed.
-        forbidden: True if the user lacks a right, or has lost it.
+        forbidden: True if the user lacks a permission, or has lost it.
     """
 
     def __init__(self, message: str, *, retriable: bool, forbidden: bool = False) -> None:
@@ -76,7 +76,7 @@ _PASSING = (
     kafka_errors.UnknownError,  # also an error code that is newer than aiokafka: fenced and unknown leader epochs
 )
 
-# Errors that a new right or password mends while the pipeline waits.
+# Errors that a new permission or password resolves while the pipeline waits.
 _FORBIDDEN = (
     kafka_errors.TopicAuthorizationFailedError,
     kafka_errors.GroupAuthorizationFailedError,
@@ -98,10 +98,10 @@ _FORGOTTEN = (
 
 _NOT_ACCEPTED = "the brokers do not accept sasl.username and sasl.password"
 
-# What the user can do about an error.
+# How the user can resolve an error.
 _ADVICE: Mapping[type[BaseException], str] = {
     kafka_errors.TopicAuthorizationFailedError: (
-        "the user may not use this topic; grant Read on sources, Write on sinks"
+        "the user may not use this topic; grant Read on source topics and Write on output topics"
     ),
     kafka_errors.GroupAuthorizationFailedError: "the user may not use this group; grant Read on it",
     kafka_errors.ClusterAuthorizationFailedError: "the user lacks IdempotentWrite on the cluster",
@@ -119,15 +119,15 @@ _ADVICE: Mapping[type[BaseException], str] = {
         "group.max.session.timeout.ms"
     ),
     kafka_errors.InconsistentGroupProtocolError: (
-        "the group has members with another partition.assignment.strategy than roundrobin, or is no group of "
-        "consumers: set a group.id that nobody else has"
+        "the group has members with another partition.assignment.strategy than roundrobin, or is not a group of "
+        "consumers: set a group.id that nothing else uses"
     ),
     kafka_errors.OffsetOutOfRangeError: (
         "the records at the committed offset are gone, and consumer.auto.offset.reset is none"
     ),
     kafka_errors.InvalidRequestError: (
-        "the brokers say no more; one reason is a name over its limit where they have resource.identifier.limit.enable "
-        "= true: wideload names audit shows all names and limits"
+        "the brokers give no details; one possible reason is a name over its limit, if they have "
+        "resource.identifier.limit.enable = true: wideload names audit shows all names and limits"
     ),
     **dict.fromkeys((kafka_errors.InvalidProducerIdMapping, kafka_errors.UnknownProducerId), _FORGOTTEN),
     kafka_errors.InvalidTxnState: (
@@ -143,12 +143,12 @@ _ADVICE: Mapping[type[BaseException], str] = {
 
 
 def describe(error: BaseException) -> str:
-    """An error for people, with advice if there is some."""
+    """The message for an error, with advice if there is any."""
     if type(error) is kafka_errors.KafkaError and isinstance(error.__cause__, kafka_errors.KafkaError):
-        error = error.__cause__  # aiokafka's sender has ended by it, and reports only that it was unexpected
+        error = error.__cause__  # it has ended aiokafka's sender, which reports only that it was unexpected
     text = " ".join(str(error).split())  # it may have line breaks
     if isinstance(error, kafka_errors.CommitFailedError):
-        text = "the group has given the partitions to another member"  # aiokafka's is a paragraph on its own settings
+        text = "the group has assigned the partitions to another member"  # aiokafka's text is about its own settings
     name = type(error).__name__
     message = text if name in text else f"{name}: {text}" if text else name
     advice = _ADVICE.get(type(error))
@@ -156,7 +156,13 @@ def describe(error: BaseException) -> str:
 
 
 def translated(error: BaseException, doing: str, code: int | None = None) -> ClusterError:
-    """A `ClusterError` for an error of aiokafka: what the client was doing, with names, and the code of `Refusals`."""
+    """A `ClusterError` for an error of aiokafka.
+
+    Args:
+        error: the error.
+        doing: what the client was doing, with names.
+        code: the error code of `Refusals`.
+    """
     retriable = (
         isinstance(error, (*_PASSING, asyncio.TimeoutError, OSError))
         or type(error) is kafka_errors.KafkaError  # a task of aiokafka has failed
@@ -167,15 +173,15 @@ def translated(error: BaseException, doing: str, code: int | None = None) -> Clu
 
 
 def sharing_context(settings: ClientSettings) -> ClientSettings:
-    """The same settings, for clients that share one TLS context: each takes 1 MiB, and 20 ms of the event loop.
+    """The settings for clients that share one TLS context, as each context costs 1 MiB, and 20 ms of the event loop.
 
-    Authorities, certificate, key and the files of passwords are read now; what replaces them, by the next call.
+    Authorities, certificate, key and password files are read now; to pick up replacements, call this again.
     """
     return replace(settings, shared=security_arguments(settings))
 
 
 def security_arguments(settings: ClientSettings) -> dict[str, Any]:
-    """The arguments of every aiokafka client: addresses, and how to trust the brokers.
+    """The arguments of every aiokafka client: addresses, login and TLS.
 
     Raises:
         ConfigurationError: a certificate, a key or the file of a password cannot be used, or a package is missing.
@@ -217,29 +223,29 @@ def _ssl_context(security: Mapping[str, Any]) -> ssl.SSLContext:
                 security["ssl.certificate.location"], security["ssl.key.location"], security["ssl.key.password"] or ""
             )
         except (ssl.SSLError, OSError) as exc:
-            reason = "certificate, key and ssl.key.password do not go together"
+            reason = "certificate, key and ssl.key.password do not match"
             raise ConfigurationError("ssl.certificate.location", f"{reason}: {exc}") from exc
     return context
 
 
 def consumer(settings: ClientSettings, pipeline: PipelineSettings) -> AIOKafkaConsumer:
-    """The consumer of a pipeline, not started and not subscribed; it never commits or resets offsets itself."""
-    # The name of each key is that of aiokafka's argument.
+    """The consumer of a pipeline, not started and not subscribed; it never commits or resets offsets by itself."""
+    # Each property is named after aiokafka's argument.
     own = {name.removeprefix("consumer.").replace(".", "_"): value for name, value in pipeline.consumer.items()}
-    own["auto_offset_reset"] = "none"  # any other skips records silently; see `OffsetReset`
+    own["auto_offset_reset"] = "none"  # any other value skips records silently; see `OffsetReset`
     made = AIOKafkaConsumer(
         **security_arguments(settings),
         **own,
         client_id=client_id(settings, pipeline.name),
         group_id=pipeline.group_id,
         enable_auto_commit=False,
-        rebalance_timeout_ms=own["max_poll_interval_ms"],  # as Kafka's own consumer has it
+        rebalance_timeout_ms=own["max_poll_interval_ms"],  # as in Kafka's own consumer
     )
     return create_no_topics(made)
 
 
 def idempotent_producer(settings: ClientSettings, name: str, **arguments: Any) -> AIOKafkaProducer:
-    """A producer, not started, of which no batch overtakes one that has failed."""
+    """A producer, not started, none of whose batches overtakes a failed one."""
     made = AIOKafkaProducer(
         **security_arguments(settings),
         client_id=name,
@@ -270,7 +276,7 @@ def producer(
 
 
 def codec_number(pipeline: PipelineSettings) -> int | None:
-    """The number of the codec of a pipeline's batches; None if each record keeps the codec that it came with."""
+    """The number of the codec of a pipeline's batches; None if each record keeps the codec of its source batch."""
     name = pipeline.producer["producer.compression.type"]
     return None if name == _OF_SOURCE else CODECS.index(None if name == "none" else cast("Codec", name))
 
@@ -288,7 +294,11 @@ def batch_settings(pipeline: PipelineSettings) -> BatchSettings:
 
 @asynccontextmanager
 async def writing_producer(settings: ClientSettings, **more: Any) -> AsyncIterator[AIOKafkaProducer]:
-    """The producer of a command, started, for the length of a block; if it cannot start, a ClusterError."""
+    """The producer of a command, started, for the duration of a block.
+
+    Raises:
+        ClusterError: it cannot start.
+    """
     producer = idempotent_producer(settings, settings.client_id, **more)
     try:
         try:
@@ -302,12 +312,11 @@ async def writing_producer(settings: ClientSettings, **more: Any) -> AsyncIterat
 
 @asynccontextmanager
 async def admin(settings: ClientSettings, timeout_s: float = 15.0) -> AsyncIterator[AdminClient]:
-    """An admin client, started, for the length of a block.
+    """An admin client, started, for the duration of a block.
 
     Raises:
-        ConfigurationError: no broker of `bootstrap.servers` answers or lets the user in, or the addresses that the
-            brokers give cannot be reached. Its cause is a `ClusterError` that says whether another try may succeed;
-            without a cause none may.
+        ConfigurationError: no broker of `bootstrap.servers` answers or accepts the login, or the addresses that the
+            brokers advertise cannot be reached. If another try may succeed, its cause is a retriable `ClusterError`.
     """
     arguments = security_arguments(settings)
     client = AdminClient(**arguments, client_id=settings.client_id, request_timeout_ms=int(timeout_s * 1000))
@@ -326,7 +335,7 @@ async def admin(settings: ClientSettings, timeout_s: float = 15.0) -> AsyncItera
 
 
 class ClusterId:
-    """The id of the cluster, kept. If no broker reports it, they are asked again at most each half minute."""
+    """The id of the cluster, cached. If no broker reports it, they are asked again at most every 30 seconds."""
 
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
@@ -344,7 +353,7 @@ class ClusterId:
 
 
 async def _check_addresses(settings: ClientSettings, arguments: Mapping[str, Any]) -> None:
-    """Refuses brokers that answer, but cannot be reached at the addresses that they give."""
+    """Refuses brokers that answer, but cannot be reached at the addresses that they advertise."""
     client = AIOKafkaClient(**arguments, request_timeout_ms=int(_PROBE_S * 1000))
     try:
         await client.bootstrap()
@@ -354,17 +363,17 @@ async def _check_addresses(settings: ClientSettings, arguments: Mapping[str, Any
     finally:
         await client.close()
     if not addresses and settings.security["sasl.mechanism"] in TOKEN_MECHANISMS:
-        # aiokafka does not look at what brokers say to a token, and takes their refusal for an answer without brokers.
+        # aiokafka ignores the brokers' answer to a token, and treats a refusal as metadata without brokers.
         raise ConfigurationError(
             "sasl.mechanism",
-            f"the brokers at {settings.bootstrap_servers} do not accept the token; look at its issuer, audience, scope "
-            "and time, and at the log of a broker",
+            f"the brokers at {settings.bootstrap_servers} do not accept the token; check its issuer, audience, scope "
+            "and expiry, and the log of a broker",
         )
     found = await _probed({**arguments, "bootstrap_servers": addresses}) if addresses else {}
     if found:
         message = (
-            f"{settings.bootstrap_servers} answers, and says that the brokers are at {addresses}, where none can be "
-            f"reached: {'; '.join(found)}; correct advertised.listeners of the brokers, or what this machine knows of "
+            f"{settings.bootstrap_servers} answers, and reports that the brokers are at {addresses}, where none can be "
+            f"reached: {'; '.join(found)}; correct advertised.listeners of the brokers, or how this machine resolves "
             "these names"
         )
         raise ConfigurationError("bootstrap.servers", message) from ClusterError(message, retriable=_is_silence(found))
@@ -375,7 +384,11 @@ async def _refuse_silence(settings: ClientSettings, arguments: Mapping[str, Any]
     reason = "; ".join(found)
     protocol, security = arguments["security_protocol"], settings.security
     closed = protocol.endswith("SSL") and "closed" in reason and security["ssl.certificate.location"] is None
-    advice = "; brokers that ask for a certificate close so: ssl.certificate.location has it" if closed else ""
+    advice = (
+        "; brokers that require a client certificate close connections in this way: set ssl.certificate.location"
+        if closed
+        else ""
+    )
     message = (
         f"no broker answers at {settings.bootstrap_servers} over {protocol}: {reason}; check "
         f"that the cluster runs, the addresses, and security.protocol{advice}"
@@ -384,13 +397,13 @@ async def _refuse_silence(settings: ClientSettings, arguments: Mapping[str, Any]
 
 
 def _is_silence(found: Mapping[str, Exception]) -> bool:
-    """True if nobody was reached, or said a word; False if a login or a certificate is refused."""
+    """True if no broker was reached, or none answered; False if a login or a certificate is refused."""
     tls = any(isinstance(each, ssl.SSLError) for error in found.values() for each in (error, error.__cause__))
     return not tls and all(isinstance(each, OSError) or getattr(each, "retriable", False) for each in found.values())
 
 
 async def _probed(arguments: Mapping[str, Any]) -> Mapping[str, Exception]:
-    """Why no address can be connected to, which aiokafka only logs: each reason with an error; none if one can."""
+    """Why no address can be connected to, by reason, which aiokafka only logs; empty if one address can."""
     rest = {name: value for name, value in arguments.items() if name != "bootstrap_servers"}
     reasons: dict[str, Exception] = {}
     for host, port, _ in collect_hosts(arguments["bootstrap_servers"], randomize=False):

@@ -1,4 +1,4 @@
-"""A producer of KIP-126 from Kafka's keys: aiokafka's producer, the batches, the buffer, and what topics take."""
+"""A KIP-126 producer from Kafka's properties: aiokafka's producer, the batches, the buffer, and the topics' limits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DEFAULTS = BatchSettings()
 _BUFFER = Key(
     "buffer.memory",
     "bytes",
-    "How many bytes of records may wait to be delivered; then `send` waits. One record may exceed it.",
+    "The maximum size of the undelivered records; at this limit `send` waits. A single record may exceed it.",
     default=33_554_432,
     minimum=1,
 )
@@ -37,7 +37,7 @@ _BLOCK = Key("max.block.ms", "int", "How long `send` waits for the buffer.", def
 _BATCH = Key(
     "batch.size",
     "bytes",
-    "A batch is closed when it is estimated to compress to so many bytes, or to what its topic takes.",
+    "A batch is closed when its estimated compressed size reaches this, or the limit of its topic.",
     default=_DEFAULTS.batch_bytes,
     minimum=1,
 )
@@ -50,28 +50,28 @@ _DELIVERY = Key(
     minimum=1,
 )
 KEYS: Sequence[Key] = (_BATCH, _LINGER, _BUFFER, _BLOCK, _DELIVERY, LIMIT)
-"""The keys that are not aiokafka's."""
+"""The properties that are not aiokafka's."""
 
 _NAMES = frozenset(key.name for key in KEYS)
 _ARGUMENTS = Arguments.of(AIOKafkaProducer).without("serializer")
-# Ours take their place.
+# Replaced by properties of ours.
 _REPLACED = ("linger_ms", "max_batch_size", "max_request_size")
 _REQUEST_BYTES = 2**31 - 1
 
 
 class ConfiguredBatchingProducer(BatchingProducer):
-    """A `BatchingProducer` from Kafka's keys, with an aiokafka producer of its own; for `async with`.
+    """A `BatchingProducer` from Kafka's properties, which owns its aiokafka producer; for `async with`.
 
-    It asks what each topic takes with the first record for it, so that no batch is made which the topic refuses. It
-    asks again with the next record, once the topic has refused a batch that is within that.
+    It looks up the limit of each topic with the first record for it, so that no batch is built which the topic refuses.
+    If the topic refuses a batch within this limit, the limit is looked up again with the next record.
 
     Args:
-        config: keys with Kafka's names: `KEYS`, and the arguments of `AIOKafkaProducer` with dots. `enable.idempotence`
-            is true by default.
-        options: arguments in place of keys, for values that are not strings: `ssl_context`, `partitioner`.
+        config: properties with Kafka's names: `KEYS`, and the arguments of `AIOKafkaProducer` with dots.
+            `enable.idempotence` is true by default.
+        options: arguments in place of properties, for values that are not strings: `ssl_context`, `partitioner`.
 
     Raises:
-        ConfigurationError: a key is unknown, a value is wrong, or a name is over its limit.
+        ConfigurationError: a property is unknown, a value is wrong, or a name is over its limit.
     """
 
     def __init__(self, config: Mapping[str, object], **options: object) -> None:
@@ -86,7 +86,7 @@ class ConfiguredBatchingProducer(BatchingProducer):
         client = {name: value for name, value in whole.items() if name not in _NAMES}
         arguments = {**_ARGUMENTS.defaults, **_ARGUMENTS.read(idempotent(client)), "max_request_size": _REQUEST_BYTES}
         if arguments["acks"] == 0:
-            raise ConfigurationError("acks", "found 0, allowed are 1 and all: a refused batch has no answer then")
+            raise ConfigurationError("acks", "found 0, allowed are 1 and all: with 0, brokers do not report refusals")
         settings = BatchSettings(
             batch_bytes=values[_BATCH.name],
             linger_s=values[_LINGER.name] / 1000,
@@ -116,21 +116,21 @@ class ConfiguredBatchingProducer(BatchingProducer):
     async def _limit(self, topic: str) -> int | None:
         if topic not in self._limits:
             self._limits[topic] = asyncio.create_task(_limit_bytes(self._config, topic))
-        # A send that is cancelled does not cancel the question of others.
+        # A cancelled send does not cancel the request that others wait for.
         return await shielded(self._limits[topic])
 
     def _too_large(self, topic: str, size: int) -> None:
-        # A batch over the limit was estimated wrongly. One within it says that the topic takes less now.
+        # A batch over the limit was estimated wrongly. If a batch within it is refused, the limit was lowered.
         found = self._limits.get(topic)
         if found is not None and found.done() and size <= (found.result() or 0):
             del self._limits[topic]
 
 
 async def _limit_bytes(config: Mapping[str, object], topic: str) -> int | None:
-    """The most bytes of a batch that a topic takes; None, with a warning, if the cluster does not say."""
+    """The size of the largest batch that a topic accepts; None, with a warning, if the cluster does not report it."""
     try:
         return (await topic_of(config, topic)).max_message_bytes
     except (ConfigurationError, ClusterError, KafkaError, KeyError) as exc:
         reason = describe(exc) if isinstance(exc, KafkaError) else str(exc)
-        _logger.warning("topic %s does not say what it takes; batches that it refuses are split: %s", topic, reason)
+        _logger.warning("the limit of topic %s is not known; batches that it refuses are split: %s", topic, reason)
         return None

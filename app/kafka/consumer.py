@@ -43,7 +43,7 @@ class GroupConsumer(ConsumerControls, ConsumerRebalanceListener):  # type: ignor
         read_ahead: counts and limits what is fetched.
 
     Attributes:
-        member: what it was when the partitions of now were assigned.
+        member: the member of the group that it was when the current partitions were assigned.
 
     Raises:
         ConfigurationError: a certificate or key cannot be used, or a package is missing.
@@ -65,13 +65,13 @@ class GroupConsumer(ConsumerControls, ConsumerRebalanceListener):  # type: ignor
         FetchErrors(self.client, self._backoff_s, brokers.troubles)
         self._epochs = LeaderEpochs(self.client, lambda: self.assignment, self._backoff_s)
         self._read_ahead = read_ahead
-        # What cannot be read of a partition that went to another worker is for that one to report.
+        # If a partition has moved to another worker, that one reports what cannot be read.
         self._troubles.only[UNREADABLE] = lambda place: place in self.consumer.assignment()
         self._polling: asyncio.Timeout | None = None
         self._interrupted = False
 
     async def start(self, listener: ConsumerRebalanceListener) -> None:
-        """Joins the group; `listener` hears of each rebalance, the first one too, which waits for it."""
+        """Joins the group. `listener` is called for each rebalance, including the first one, which waits for it."""
         self._listener = listener
         self.consumer.subscribe(self._topics, listener=self)
         await self.consumer.start()
@@ -92,14 +92,14 @@ class GroupConsumer(ConsumerControls, ConsumerRebalanceListener):  # type: ignor
         await self._listener.on_partitions_assigned(assigned)
 
     async def replaced(self) -> None:
-        """Waits until another consumer has joined with `consumer.group.instance.id`: for ever, if there is none."""
+        """Waits until another consumer has joined with `consumer.group.instance.id`: forever, if there is none."""
         await self._membership.replaced.wait()
 
     def give_up_place(self) -> None:
         """Lets `stop` leave the group even if the member is static.
 
-        A static member that comes again gets the partitions that it had, and the group does not look whether its topics
-        have others now (KIP-345): new ones would be read by nobody.
+        A static member that returns gets its former partitions, and the group does not check whether its topics have
+        new ones (KIP-345): nobody would read these.
         """
         if (coordinator := self.coordinator()) is not None:
             coordinator.become_dynamic()
@@ -111,16 +111,16 @@ class GroupConsumer(ConsumerControls, ConsumerRebalanceListener):  # type: ignor
     async def poll(
         self, partitions: Iterable[TopicPartition], timeout_ms: int
     ) -> Mapping[TopicPartition, Sequence[SourceBatch]]:
-        """The next batches, as soon as there are some; none if none came in time.
+        """The next batches, as soon as there are any; none if none came in time.
 
         Args:
-            partitions: where to read; none for all that are assigned.
+            partitions: where to read; empty for all assigned partitions.
             timeout_ms: how long to wait.
 
         Raises:
-            NoOffsetForPartitionError, OffsetOutOfRangeError: one partition has no position to read from, or its log is
-                `cut`. The pipeline's `OffsetReset` finds one.
-            KafkaError: no record will come any more, because aiokafka's fetcher has failed.
+            NoOffsetForPartitionError, OffsetOutOfRangeError: a partition has no position to read from, or its log was
+                `cut`. The pipeline's `OffsetReset` finds a position.
+            KafkaError: no more records will come, because aiokafka's fetcher has failed.
         """
         self.check_fetcher()
         if self._interrupted:
@@ -139,7 +139,7 @@ class GroupConsumer(ConsumerControls, ConsumerRebalanceListener):  # type: ignor
         return polled
 
     def interrupt(self) -> None:
-        """Ends the poll that waits for records, or for the end of a rebalance; from now on each poll has none."""
+        """Ends the poll that waits for records, or for the end of a rebalance. From now on, polls return nothing."""
         if self._polling is not None and not self._interrupted:
             self._polling.reschedule(0)
         self._interrupted = True
@@ -148,7 +148,7 @@ class GroupConsumer(ConsumerControls, ConsumerRebalanceListener):  # type: ignor
         """Stays in the group without a poll, which aiokafka would leave after `max.poll.interval.ms`.
 
         Raises:
-            KafkaError: the group does not let it.
+            KafkaError: the group refuses.
         """
         coordinator = self.coordinator()
         assert coordinator is not None
@@ -159,7 +159,7 @@ class GroupConsumer(ConsumerControls, ConsumerRebalanceListener):  # type: ignor
         return self._troubles.lasting(GROUP, self.group, what, patience_s=UNANSWERED_S)
 
     def ends(self) -> dict[TopicPartition, int | None]:
-        """For each assigned partition the end of what can be read; None before the first answer from its leader."""
+        """For each assigned partition, the offset up to which it can be read; None before its leader has answered."""
         return {partition: self._end(partition) for partition in self.consumer.assignment()}
 
     def _end(self, partition: TopicPartition) -> int | None:
@@ -168,54 +168,54 @@ class GroupConsumer(ConsumerControls, ConsumerRebalanceListener):  # type: ignor
         return self.consumer.highwater(partition) if stable is None or stable < 0 else stable
 
     def caught_up(self, partition: TopicPartition) -> bool:
-        """True if the next poll reads from the end of the partition, as the leader said it with its last answer."""
+        """True if the next poll reads from the end of the partition, as its leader last reported it."""
         position = self.position(partition)
         end = None if position is None else self._end(partition)
         return position is not None and end is not None and position >= end
 
     def seek(self, partition: TopicPartition, offset: int) -> bool:
-        """Lets the next poll read from `offset`; False if the partition is not assigned any more."""
+        """Makes the next poll read from `offset`; False if the partition is not assigned any more."""
         if partition not in self.consumer.assignment():
             return False
         self.consumer.seek(partition, offset)
         return True
 
     def cut(self, partition: TopicPartition) -> Cut | None:
-        """Where the cluster has lost the end of the log that was read, when it was asked last; None if it has not."""
+        """Where the cluster has lost the end of the log that was read, as last known; None if it has not."""
         return self._epochs.cut(partition)
 
     async def compare(self, offsets: Mapping[TopicPartition, int], within_s: float) -> None:
-        """Waits until `cut` holds for the leaders of now, of partitions that were read up to offsets.
+        """Waits until `cut` reflects the current leaders of partitions that were read up to these offsets.
 
         Args:
             offsets: by partition.
-            within_s: how long it waits at most.
+            within_s: the maximum time to wait.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                # Fetches ask the leaders, but only those of the metadata that has come.
-                while not (  # noqa: ASYNC110  # nothing tells when a leader has answered
+                # Fetches ask the leaders, but only those of the last metadata.
+                while not (  # noqa: ASYNC110  # there is no event for the answer of a leader
                     await self.client.force_metadata_update()
                     and all(self._epochs.compared(*each) for each in offsets.items())
                 ):
                     await asyncio.sleep(self._backoff_s)
 
     def begin(self, partition: TopicPartition, offset: int) -> bool:
-        """As `seek`, in a log that may be another one than was read; behind `cut` at the latest."""
+        """Like `seek`, in a log that may differ from the one that was read; at `cut` at the latest."""
         cut = self._epochs.cut(partition)
         self._epochs.begin(partition, cut if cut is not None and cut.offset == offset else None)
         return self.seek(partition, offset)
 
     def carry_epochs(self, client: AIOKafkaClient) -> None:
-        """Lets the offsets that the client of a producer commits carry the epochs of what was read."""
+        """Adds the epochs of the records that were read to the offsets that the client of a producer commits."""
         self._epochs.carry(client)
 
     def pause(self, partition: TopicPartition, offset: int | None) -> None:
-        """Reads a partition no further until `resume`, and lets go what was read ahead.
+        """Stops reading a partition until `resume`, and drops what was read ahead.
 
         Args:
             partition: the partition; nothing is done if it is not assigned any more.
-            offset: from where it is read again; None for where it is.
+            offset: from where to read after that; None for the current position.
         """
         if partition in self.consumer.assignment():
             again = self.position(partition) if offset is None else offset
@@ -224,12 +224,12 @@ class GroupConsumer(ConsumerControls, ConsumerRebalanceListener):  # type: ignor
             self.consumer.pause(partition)
 
     def resume(self, partition: TopicPartition) -> None:
-        """Reads a paused partition again, if it is still assigned."""
+        """Resumes a paused partition, if it is still assigned."""
         if partition in self.consumer.assignment():
             self.consumer.resume(partition)
 
     async def bounds(self, partition: TopicPartition) -> tuple[int, int]:
-        """The offset of the first record of a partition, and the one behind the last that can be read."""
+        """The offset of the first record of a partition, and the one after the last record that can be read."""
         first = await self.consumer.beginning_offsets([partition])
         end = await self.consumer.end_offsets([partition])
         return first[partition], end[partition]
@@ -243,17 +243,17 @@ class GroupConsumer(ConsumerControls, ConsumerRebalanceListener):  # type: ignor
         """Commits offsets, each with its metadata.
 
         Raises:
-            GroupMovedOnError: the group takes none of this member any more.
-            KafkaError: the cluster did not take them.
+            GroupMovedOnError: the group does not accept offsets of this member any more.
+            KafkaError: the cluster refused them.
         """
-        with self._lasting("takes no offsets"):
+        with self._lasting("accepts no offsets"):
             try:
                 await self.consumer.commit(offsets)
             except (CommitFailedError, IllegalStateError) as exc:
                 raise GroupMovedOnError(clients.describe(exc)) from exc
 
     def unread(self, polled: Mapping[TopicPartition, Sequence[SourceBatch]]) -> None:
-        """Takes back a poll: its records are read again."""
+        """Reverts a poll: its records are read again."""
         for partition, batches in polled.items():
             if batches:
                 self.seek(partition, batches[0].offset)

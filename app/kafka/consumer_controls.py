@@ -30,7 +30,7 @@ class ConsumerControls:
     Args:
         consumer: the consumer.
         backoff_s: how long to wait before the next try of a request.
-        troubles: get what its requests for committed offsets wait for.
+        troubles: where to note what its requests for committed offsets wait for.
 
     Attributes:
         consumer: the consumer.
@@ -56,12 +56,12 @@ class ConsumerControls:
         return self.consumer._fetcher
 
     def coordinator(self) -> Coordinator | None:
-        """The coordinator of the group, ours from now on; None before the start, and without a group."""
+        """aiokafka's coordinator of the group as a `Coordinator`; None before the start, and without a group."""
         return Coordinator.adopted(self.consumer._coordinator, self._gate)
 
     @property
     def group(self) -> str:
-        """The id of the group, of a consumer that has started with one."""
+        """The id of the group; the consumer has one, and has started."""
         coordinator = self.coordinator()
         assert coordinator is not None
         return str(coordinator.group_id)
@@ -74,7 +74,7 @@ class ConsumerControls:
 
     @property
     def rebalancing(self) -> bool:
-        """Whether the group assigns its partitions again: from their revocation to the next assignment."""
+        """Whether the group is rebalancing: from the revocation of the partitions to the next assignment."""
         return bool(self.subscription.reassignment_in_progress)
 
     def position(self, partition: TopicPartition) -> int | None:
@@ -85,7 +85,7 @@ class ConsumerControls:
         return position
 
     def check_fetcher(self) -> None:
-        """Raises what has ended aiokafka's task that fetches: a poll does not, and would wait for ever."""
+        """Raises the error that has ended aiokafka's fetcher: a poll does not, and would wait forever."""
         fetching = self.fetcher.error_future
         if fetching.done() and not fetching.cancelled() and (error := fetching.exception()) is not None:
             raise error
@@ -97,10 +97,10 @@ class ConsumerControls:
     async def commits(
         self, partitions: Collection[TopicPartition], *, stable: bool = False
     ) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        """The committed offsets with their metadata, of the partitions that have one; `committed` has no metadata.
+        """The committed offsets, of the partitions that have one, with the metadata that aiokafka's `committed` lacks.
 
         Args:
-            partitions: whose offsets.
+            partitions: the partitions.
             stable: whether to wait for open transactions that have sent offsets (KIP-447).
         """
         if not partitions:
@@ -122,16 +122,16 @@ class ConsumerControls:
         return await ask_coordinator(self.client, self.group, query, read, self._backoff_s)
 
     async def stop(self, stop: Callable[[], Awaitable[None]] | None = None, within_s: float = _STOP_S) -> None:
-        """Stops the consumer within `within_s` and two seconds; a member that is not static leaves the group.
+        """Stops the consumer within `within_s` plus two seconds; a member that is not static leaves the group.
 
-        `stop` of aiokafka waits for a group that rebalances, which takes as long as the slowest member. It never ends
-        if the coordinator is lost while it commits. And if a task that it awaits has failed, or ends with the
-        CancelledError that it gives it, it raises that, and stops nothing else. Calls that wait for records raise
-        ConsumerStoppedError.
+        `stop` of aiokafka waits for a rebalance of the group, which lasts as long as the slowest member. It never ends
+        if the coordinator is lost during a commit. And if a task that it awaits has failed, or ends with the
+        CancelledError of its cancellation, `stop` raises this error and stops nothing else. Calls that wait for records
+        raise ConsumerStoppedError.
 
         Args:
-            stop: that of aiokafka, if the consumer has another one.
-            within_s: for a last commit, and the answer of the group.
+            stop: aiokafka's `stop`, if the consumer has overridden it.
+            within_s: the time for a last commit, and the answer of the group.
 
         Raises:
             CancelledError: it was cancelled from outside; the consumer has stopped.
@@ -149,7 +149,7 @@ class ConsumerControls:
             return
         try:
             await self._end_fetcher()
-            if self.fetcher is not None:  # calls in other tasks would wait for records for ever
+            if self.fetcher is not None:  # otherwise calls in other tasks would wait for records forever
                 self.subscription.abort_waiters(ConsumerStoppedError())
             if coordinator is not None:
                 await coordinator.end()
@@ -160,12 +160,12 @@ class ConsumerControls:
 
     async def _end_fetcher(self) -> None:
         if self.fetcher is not None:
-            await end_tasks(self.fetcher.error_future)  # it begins the others
+            await end_tasks(self.fetcher.error_future)  # the task that starts the others
             await end_tasks(*self.fetcher._pending_tasks)
 
 
 def idle_s(consumer: AIOKafkaConsumer) -> float:
-    """For how long nobody has waited for records of the consumer, in seconds. Any thread may call it."""
+    """For how many seconds no call has waited for records of the consumer. Any thread may call it."""
     return float(consumer._subscription.fetcher_idle_time)
 
 

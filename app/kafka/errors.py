@@ -1,4 +1,4 @@
-"""The errors of Kafka's clients that others must tell apart; for people, `app.kafka.clients` has the words."""
+"""The errors of Kafka's clients that other rooms distinguish; `app.kafka.clients` has the messages for users."""
 
 from __future__ import annotations
 
@@ -29,4 +29,4 @@ FENCED = (ProducerFenced, InvalidProducerEpoch)
 
 
 class GroupMovedOnError(WideloadError):
-    """The group takes no offsets of this member any more, as its partitions are given out again."""
+    """The group does not accept offsets of this member any more, as its partitions are being reassigned."""

@@ -1,8 +1,8 @@
-"""Fetches that a broker refuses with an error for which aiokafka's consumer has no rule.
+"""Fetches that a broker refuses with an error that aiokafka's consumer does not handle.
 
-The consumer logs such an error, and asks the same broker again immediately, without end. Its disk may have failed
-(KAFKA_STORAGE_ERROR), and another broker may lead the partition now. So the response is held back for a moment, the
-client looks for the leaders again, and the error is reported.
+The consumer logs such an error, and immediately sends the fetch to the same broker again, endlessly. The broker's disk
+may have failed (KAFKA_STORAGE_ERROR), and another broker may lead the partition now. Therefore the response is held
+back for a moment, the client updates its metadata, and the error is reported.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from app.kafka.gate import Call, Gate, Place, Send
 from app.kafka.troubles import UNANSWERED_S, UNREADABLE, Troubles
 
 _NONE = 0
-# What aiokafka does not know, and any change of a leader brings: the client, or a broker, does not know the leader yet.
+# Unknown to aiokafka, and returned after any change of a leader, while the client or a broker does not know it yet.
 _SOON_OVER = {74: "FENCED_LEADER_EPOCH", 75: "UNKNOWN_LEADER_EPOCH"}
-# The others that aiokafka does not know, by Kafka's `Errors`.
+# With the other errors that aiokafka does not know, by Kafka's `Errors`.
 _NAMES = {**_SOON_OVER, 76: "UNSUPPORTED_COMPRESSION_TYPE", 78: "OFFSET_NOT_AVAILABLE"}
 _ELSEWHERE = (NotLeaderForPartitionError.errno, UnknownTopicOrPartitionError.errno)
 # The consumer handles these.
@@ -42,7 +42,7 @@ class FetchErrors:
     Args:
         client: of a consumer.
         pause_s: how long a response with such an error is held back.
-        troubles: get the partitions that cannot be read.
+        troubles: where to note the partitions that cannot be read.
     """
 
     def __init__(self, client: AIOKafkaClient, pause_s: float, troubles: Troubles) -> None:
@@ -75,7 +75,7 @@ class FetchErrors:
 
 
 def follow_leaders(consumer: AIOKafkaConsumer) -> None:
-    """Lets a consumer ask who leads a partition when a broker refuses a lookup of offsets, as it does not lead that.
+    """Makes a consumer update its metadata when a broker refuses a lookup of offsets, as it is not the leader.
 
     If there is no committed offset, aiokafka asks the same broker again until `metadata.max.age.ms` is over, 5 minutes
     by default, and reads nothing until then.

@@ -1,8 +1,8 @@
-"""What aiokafka has fetched, as batches: aiokafka's own reader makes an object of each record.
+"""What aiokafka has fetched, as batches: aiokafka's own reader creates an object for each record.
 
-A response to a fetch is seen twice: at the gate of the client, which keeps its bytes, and then by aiokafka's fetcher,
-which puts a reader for each partition where polls find it. Here that reader gives batches. All else is aiokafka's:
-positions, leaders, errors, and what a rebalance lets go.
+A response to a fetch is handled twice: at the gate of the client, which keeps its bytes, and then by aiokafka's
+fetcher, which stores a reader for each partition where polls find it. Here that reader returns batches. Everything else
+is left to aiokafka: positions, leaders, errors, and dropping data at a rebalance.
 """
 
 from __future__ import annotations
@@ -31,44 +31,44 @@ _NONE = 0
 _MOST_OFFSET = 2**63 - 1
 _WHOLE = struct.Struct(">qi")  # offset and length of a batch
 _NO_RECORDS = bytes(pack([Record(None, None)]))
-_WITH_REPLICA, _ABORTED_AT = 11, 3  # since that version there is a field between the aborted and the records
+_WITH_REPLICA, _ABORTED_AT = 11, 3  # from that version on, there is a field between the aborted and the records
 _ABORT = b"\0\0\0\0"  # the key of a control record: version 0, type 0; a commit has type 1
 
 
 _Aborted = Sequence[tuple[int, int]]
-TellEpoch = Callable[[TopicPartition, int, int], None]
+OnEpoch = Callable[[TopicPartition, int, int], None]
 
 
 class ReadAhead(Protocol):
     """Counts and limits what is fetched before it is polled."""
 
     def fetched(self, size: int) -> None:
-        """Counts bytes that were fetched; below 0 when they are polled, or let go."""
+        """Counts bytes that were fetched; a negative number when they are polled or dropped."""
 
     async def may_fetch(self) -> None:
         """Waits until the next fetch may be sent."""
 
 
 class FetchedBatches(OrderedDict[Any, Any]):
-    """Lets the polls of one consumer give `SourceBatch`es. Belongs to its event loop.
+    """Makes the polls of one consumer return `SourceBatch`es. Belongs to its event loop.
 
-    It is where aiokafka's fetcher keeps, by partition, what it has fetched until that is polled: readers, and errors.
+    Replaces the dictionary in which aiokafka's fetcher keeps, by partition, readers and errors until they are polled.
 
     Args:
         controls: of a consumer that has started and was not polled yet.
-        read_ahead: hears of each fetch; None where the megabyte of each partition that one fetch gives is little.
-        tell: called with the partition, the first offset and the leader epoch of a batch that is polled or skipped; for
-            the first one of each response, and where the epoch changes.
+        read_ahead: informed of each fetch; None where one fetch returns little: a megabyte for each partition.
+        on_epoch: called with the partition, the first offset and the leader epoch of a batch that is polled or skipped;
+            for the first batch of each response, and where the epoch changes.
     """
 
     def __init__(
-        self, controls: ConsumerControls, read_ahead: ReadAhead | None = None, tell: TellEpoch | None = None
+        self, controls: ConsumerControls, read_ahead: ReadAhead | None = None, on_epoch: OnEpoch | None = None
     ) -> None:
         super().__init__()
         self._controls = controls
         self._read_ahead = read_ahead
-        self._tell: TellEpoch = tell or (lambda *_: None)
-        self._taken: dict[TopicPartition, tuple[bytes | memoryview, _Aborted]] = {}  # what the last response has
+        self._on_epoch: OnEpoch = on_epoch or (lambda *_: None)
+        self._taken: dict[TopicPartition, tuple[bytes | memoryview, _Aborted]] = {}  # of the last response
         self._sizes: dict[TopicPartition, int] = {}
         Gate.of(controls.client).set(Place.RECORDS, {FetchRequest: self._fetch})
         fetcher = controls.fetcher
@@ -77,7 +77,7 @@ class FetchedBatches(OrderedDict[Any, Any]):
         set_error = fetcher._set_error
 
         def set_first_error(partition: TopicPartition, error: BaseException) -> None:
-            if partition not in self:  # for which aiokafka ends the fetcher: a former leader has answered, too
+            if partition not in self:  # else aiokafka would end the fetcher: a former leader has answered as well
                 set_error(partition, error)
 
         fetcher._set_error = set_first_error
@@ -87,7 +87,7 @@ class FetchedBatches(OrderedDict[Any, Any]):
             await self._read_ahead.may_fetch()
         call.change(viewed)
         response = await send()
-        # What an earlier response had, and the fetcher did not take up, is of no use any more.
+        # Data of an earlier response that the fetcher did not use is obsolete.
         self._taken.clear()
         aborted = _ABORTED_AT if response.API_VERSION >= _WITH_REPLICA else -2
         assignment = self._controls.assignment
@@ -96,20 +96,20 @@ class FetchedBatches(OrderedDict[Any, Any]):
                 if code == _NONE and rest[-1]:
                     place, data = TopicPartition(topic, number), b""
                     state = assignment.state_value(place)
-                    if state is not None and not state.paused:  # else nobody polls it, for whatever time
+                    if state is not None and not state.paused:  # else nobody polls it, for an unknown time
                         self._taken[place] = rest[-1], rest[aborted] or ()
                         data = _stand_in(rest[-1])
                     partitions[at] = (number, code, *rest[:-1], data)
         return response
 
     def __setitem__(self, partition: TopicPartition, result: Any) -> None:
-        # The fetcher does so as soon as `_fetch` has ended.
+        # The fetcher calls this as soon as `_fetch` has ended.
         if partition in self:  # another leader has answered the same request
             del self[partition]
         own = getattr(result, "_partition_records", None)  # an error has none
         if own is not None:
             data, aborted = self._taken.pop(partition)
-            result._partition_records = _Reader(partition, own, data, aborted, self._tell)
+            result._partition_records = _Reader(partition, own, data, aborted, self._on_epoch)
             self._sizes[partition] = len(data)
             self._count(len(data))
         super().__setitem__(partition, result)
@@ -119,7 +119,7 @@ class FetchedBatches(OrderedDict[Any, Any]):
         self._count(-self._sizes.pop(partition, 0))
 
     def clear(self) -> None:
-        """Lets go of all."""
+        """Drops everything."""
         super().clear()
         self._count(-sum(self._sizes.values()))
         self._sizes.clear()
@@ -130,27 +130,27 @@ class FetchedBatches(OrderedDict[Any, Any]):
 
 
 class _Reader:
-    """Gives the batches of one response for one partition, without those of transactions that were aborted.
+    """Returns the batches of one response for one partition, without those of aborted transactions.
 
     Args:
         partition: the source partition.
         own: aiokafka's reader, of a stand-in.
         data: the bytes.
-        aborted: producers of transactions that were aborted, and from which offset on.
-        tell: see `FetchedBatches`.
+        aborted: the producers of aborted transactions, and from which offset on.
+        on_epoch: see `FetchedBatches`.
 
     Attributes:
-        next_fetch_offset: the offset behind the last batch that was given or skipped; aiokafka reads it.
+        next_fetch_offset: the offset after the last batch that was returned or skipped; aiokafka reads it.
     """
 
     def __init__(
-        self, partition: TopicPartition, own: Any, data: bytes | memoryview, aborted: _Aborted, tell: TellEpoch
+        self, partition: TopicPartition, own: Any, data: bytes | memoryview, aborted: _Aborted, on_epoch: OnEpoch
     ) -> None:
         self.next_fetch_offset: int = own.next_fetch_offset
         self._partition = partition
-        self._tell = tell
+        self._on_epoch = on_epoch
         self._verifies: bool = own._check_crcs
-        self._aborted = deque(sorted(aborted, key=itemgetter(1)))  # brokers promise no order
+        self._aborted = deque(sorted(aborted, key=itemgetter(1)))  # brokers guarantee no order
         self._aborting: set[int] = set()
         self._epoch: int | None = None
         self._batches = self._read(data)
@@ -169,12 +169,12 @@ class _Reader:
                     yield batch
                     given = True
         except (MalformedError, CorruptRecordException) as exc:
-            # What was given is polled; the next fetch begins with the batch that is damaged.
+            # The batches before it are polled; the next fetch starts with the damaged one.
             if not given:
                 raise CorruptRecordException(f"{self._partition}, offset {self.next_fetch_offset}: {exc}") from exc
 
     def _batch(self, piece: memoryview) -> SourceBatch | None:
-        """The batch in a part of a response, if it is wanted; a partition may have all three formats, in any order."""
+        """The batch in a piece of a response, if it is wanted; a partition may have all three formats, in any order."""
         begin, old = self.next_fetch_offset, is_old(piece)
         try:
             read: Any = Message.read(piece) if old else RecordBatch.read(piece)
@@ -196,10 +196,10 @@ class _Reader:
     def _note_epoch(self, offset: int, epoch: int) -> None:
         if epoch != self._epoch:
             self._epoch = epoch
-            self._tell(self._partition, offset, epoch)
+            self._on_epoch(self._partition, offset, epoch)
 
     def _refused(self, piece: memoryview, error: MalformedError) -> SourceBatch | None:
-        """What is passed on for a batch whose header a broker has accepted, and which cannot be."""
+        """What replaces a batch whose checksum is right, but whose header is invalid."""
         first, last = (Message.offset_of(piece),) * 2 if is_old(piece) else offsets_of(piece)
         last = max(first, last)
         if not 0 <= first <= last < _MOST_OFFSET:
@@ -215,9 +215,9 @@ class _Reader:
         return SourceBatch(self._partition, first, None, (failed,))
 
     def _committed(self, batch: RecordBatch) -> bool:
-        """False if the batch is part of a transaction that was aborted.
+        """False if the batch is part of an aborted transaction.
 
-        A response says which producers have aborted, from which offset on; the mark that ends it is in the log.
+        A response names the producers that have aborted, and from which offset on; the marker of the end is in the log.
         """
         while self._aborted and self._aborted[0][1] <= batch.base_offset:
             self._aborting.add(self._aborted.popleft()[0])
@@ -231,6 +231,6 @@ class _Reader:
 
 
 def _stand_in(data: memoryview) -> bytes:
-    """What aiokafka's own reader gets: it takes bytes only, and looks whether the first batch is whole."""
+    """What aiokafka's own reader gets: it accepts only bytes, and checks whether the first batch is complete."""
     complete = len(data) > _WHOLE.size and _WHOLE.size + _WHOLE.unpack_from(data)[1] <= len(data)
     return _NO_RECORDS if complete else bytes(data)

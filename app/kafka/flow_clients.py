@@ -1,4 +1,4 @@
-"""The clients of a flow: its consumer, and what it writes with."""
+"""The clients of a flow: its consumer and its writers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from app.kafka.writer import Writer
 
 
 class FlowClients:
-    """Opens the clients of one flow, by which it reaches a cluster.
+    """Creates the clients with which one flow accesses a cluster.
 
     Args:
         client: how to reach the cluster.
@@ -29,7 +29,7 @@ class FlowClients:
         self._source: GroupConsumer | None = None
 
     def source(self, brokers: BrokerHealth, read_ahead: ReadAhead) -> GroupConsumer:
-        """See `GroupConsumer`. Transactions carry the epochs of what it has read, so it is opened before them."""
+        """See `GroupConsumer`. Transactions carry the epochs of what it has read, so it is created before writers."""
         self._source = GroupConsumer(self._client, self._settings, brokers, read_ahead)
         return self._source
 

@@ -1,7 +1,7 @@
-"""The gate of an aiokafka client: each of its connections is opened here, and each of its requests passes.
+"""The gate of an aiokafka client: it opens each of the client's connections, and each request passes through it.
 
-aiokafka sends most requests by its client's `send`, and some past it, as those for metadata. All of them leave by the
-`send` of a connection, and all connections come from `_get_conn`: the gate stands at these two.
+aiokafka sends most requests with its client's `send`, and some, such as those for metadata, directly. All of them use
+the `send` of a connection, and all connections come from `_get_conn`: the gate replaces these two.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from aiokafka.protocol.metadata import MetadataRequest
 
 from app.kafka.shielded import shielded
 
-_START_S = 1.0  # a start that is cancelled may take so long to get its answer
+_START_S = 1.0  # how long a cancelled start may wait for its answer
 _SHARES = 3
-_TOPIC_CREATION = 4  # the first version of a request for metadata that may forbid it
+_TOPIC_CREATION = 4  # the first version of the metadata request that can forbid it
 
 Versions = Mapping[int, tuple[int, int]]
-"""The versions that a broker knows, by the key of the API."""
+"""The versions that a broker supports, by the key of the API."""
 
 _Client = TypeVar("_Client", AIOKafkaConsumer, AIOKafkaProducer, AIOKafkaAdminClient)
 
 
 class Place(IntEnum):
-    """Where an interceptor stands, in the order in which they act on a request: from who sends it to the connection.
+    """The place of an interceptor, in the order in which they act on a request: from its sender to the connection.
 
-    Each gets the request as those before it have changed it, and the response as those behind it have.
+    Each receives the request as changed by those before it, and the response as changed by those after it.
     """
 
-    RECORDS = auto()  # keeps what the fetcher gets of a response, so all others have changed it before
-    TRANSACTIONS = auto()  # sends a request again, past all of those behind
-    EPOCHS = auto()  # gives the fetcher errors that it knows in the place of those that ERRORS reports
-    ERRORS = auto()  # while it holds a response back, no broker is silent for HEALTH
+    RECORDS = auto()  # keeps the records of a response for the fetcher, so all others have changed it before
+    TRANSACTIONS = auto()  # sends a request again, through all of those after it
+    EPOCHS = auto()  # replaces errors that ERRORS reports by errors that the fetcher knows
+    ERRORS = auto()  # while it holds a response back, HEALTH does not count the broker as silent
     MEMBER = auto()  # adds its id to the versions that EPOCHS has chosen
     REFUSALS = auto()
     THROTTLE = auto()
-    HEALTH = auto()  # the time that a broker takes begins when it gets the request, after a wait for a quota
-    OFFSETS = auto()  # asks for something else first, once the connection may be used
-    TOPICS = auto()  # those from here on have nothing to do with each other
+    HEALTH = auto()  # measures the time of a broker from when it gets the request, after a wait for a quota
+    OFFSETS = auto()  # sends another request first, once the connection may be used
+    TOPICS = auto()  # those from here on are independent of each other
     PRODUCE = auto()
     RECEIVE = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """In the place of a request: a connection is opened. The response is the connection, or None if that has failed."""
+    """Stands for a request: a connection is opened. The response is the connection, or None if that has failed."""
 
     address: str
 
@@ -66,9 +66,9 @@ class Call:
     """A request on its way through the gate.
 
     Attributes:
-        connection: which sends it; None for `Connect`.
+        connection: the one that sends it; None for `Connect`.
         request: of aiokafka, or a `Query`.
-        answered: False for a request that gets no response.
+        answered: False for a request without a response.
         timeout_s: how long to wait for the response, if that is longer than the client's time-out.
     """
 
@@ -86,32 +86,33 @@ class Call:
         return f"{self.connection.host}:{self.connection.port}"
 
     def change(self, change: Callable[[Any, Versions], Any]) -> None:
-        """Sends what `change` makes of the request in the version for the broker; it gets what others have made."""
+        """Adds a function that changes the request, encoded in the broker's version, after earlier functions."""
         self._changes.append(change)
 
     def prepare(self, versions: Versions) -> Any:
-        """What the connection sends; it asks for that as for any request of aiokafka."""
+        """What the connection sends; it calls this as it does for requests of aiokafka."""
         struct = self.request.prepare(versions)
         for change in self._changes:
             struct = change(struct, versions)
         return struct
 
     async def ask(self, request: Any) -> Any:
-        """The response to another request on the same connection, past all interceptors."""
+        """The response to another request on the same connection, without interceptors."""
         return await Call(self.connection, request).leave()
 
     async def leave(self) -> Any:
         """Sends the request, and returns the response.
 
         Raises:
-            RequestTimedOutError: there was none in time, and the connection is closed. Else aiokafka's client would
-                close it, and raise KeyError if another request has forgotten it: that ends what fetches and sends.
+            RequestTimedOutError: there was none in time, and the connection is closed. Otherwise aiokafka's client
+                would close it, and raise a KeyError if another request has already removed it: this error would end
+                aiokafka's fetcher or sender.
             KafkaError: there was none.
         """
         connection = self.connection
         usual_s = connection._request_timeout
         connection._request_timeout = max(usual_s, self.timeout_s)
-        try:  # it looks at the time-out before the first await
+        try:  # it reads the time-out before the first await
             answer = type(connection).send(connection, self, expect_response=self.answered)
         finally:
             connection._request_timeout = usual_s
@@ -124,20 +125,20 @@ class Call:
 
 Send = Callable[[], Awaitable[Any]]
 Handler = Callable[[Call, Send], Awaitable[Any]]
-"""Answers a call, mostly by that which the function sends."""
+"""Answers a call, usually with the response that the function returns."""
 
 
 class Gate:
-    """Stands at one client, which has not been started. Use `Gate.of`.
+    """The gate of one client, which has not been started. Use `Gate.of`.
 
-    The addresses of `bootstrap.servers` share the time of a request when the client starts, three at most: aiokafka
-    gives it to each, so one that never answers would leave nothing to the others, where the start is bounded by such a
-    time. Of more than three, each still gets a third, as a login takes its time.
+    When the client starts, the addresses of `bootstrap.servers` share the time-out of a request. aiokafka allows each
+    of them the whole time-out: where the start itself is bounded by this time, an address that never answers would
+    leave nothing for the others. If there are more than three, each still gets a third, as a login takes time.
 
-    No connection stays open when the client is closed in the middle of something. aiokafka forgets the connection of a
-    start that is cancelled, and keeps one that opens behind the close: either ends with a traceback when its memory is
-    freed. And whatever still asks a closed client for something fails soon, or goes on: aiokafka's connects again, and
-    what waits for its next metadata, which never comes, would wait for ever.
+    No connection stays open if the client is closed during an operation. aiokafka forgets the connection of a cancelled
+    start, and keeps one that opens after the close: both end with a traceback when they are garbage-collected. Calls to
+    a closed client fail or return soon, whereas aiokafka would connect again, and calls that wait for its next
+    metadata, which never comes, would wait forever.
     """
 
     def __init__(self, client: AIOKafkaClient) -> None:
@@ -150,18 +151,18 @@ class Gate:
 
     @classmethod
     def of(cls, owner: Any) -> Gate:
-        """The gate of a client, or of that which a consumer, a producer or an admin client sends by."""
+        """The gate of a client, or of the client of a consumer, a producer or an admin client."""
         client = owner.client if hasattr(owner, "client") else getattr(owner, "_client", owner)
         gate = getattr(client._get_conn, "__self__", None)
         return gate if isinstance(gate, Gate) else cls(client)
 
     def set(self, place: Place, handlers: Mapping[type, Handler]) -> None:
-        """Puts an interceptor in its place: what answers each kind of request; `object` is all but `Connect`."""
+        """Sets an interceptor: a handler for each kind of request; `object` stands for all kinds but `Connect`."""
         self._places[place] = handlers
         self._handlers.clear()
 
     def answer(self, call: Call, send: Send) -> Awaitable[Any]:
-        """What becomes of a call: by the interceptors, and in the end what `send` makes of it."""
+        """The answer to a call: of the interceptors, and in the end of `send`."""
         kind = type(call.request)
         handlers = self._handlers.get(kind)
         if handlers is None:
@@ -175,14 +176,14 @@ class Gate:
     async def _connection(self, node_id: Any, **options: Any) -> Any:
         client = self.client
         found = client._conns.get((node_id, options.get("group", 0)))
-        if found is None or not found.connected():  # else as for nearly each request
+        if found is None or not found.connected():  # rare
             if self._closed:
                 return None
             broker = client.cluster.broker_metadata(node_id)  # asked first: the next metadata may forget it
             address = f"{broker.host}:{broker.port}" if broker is not None else f"number {node_id}"
             found = await self.answer(Call(None, Connect(address)), partial(self._opened, node_id, **options))
         if found is not None and "send" not in vars(found):
-            held = weakref.ref(found)  # a connection must not hold itself
+            held = weakref.ref(found)  # a connection must not keep itself alive
 
             def send(request: Any, expect_response: bool = True) -> Awaitable[Any]:  # noqa: FBT001, FBT002  # as aiokafka's
                 call = Call(held(), request, expect_response)
@@ -199,9 +200,9 @@ class Gate:
         return connection
 
     async def apart(self, node_id: int, group: object) -> Any:
-        """A connection to a broker past the gate, or None; the same one for the same `group`.
+        """A connection to a broker that bypasses the gate, or None; calls with the same `group` share one.
 
-        The client closes it at its end, and may open others at the same time.
+        The client closes it when it is closed itself, and may open others at the same time.
         """
         apart = copy(self.client)
         apart._get_conn_lock_value = None
@@ -232,12 +233,12 @@ class Gate:
 
 
 def create_no_topics(owner: _Client) -> _Client:
-    """A client that has not been started; from now on, none of its requests for metadata creates a topic.
+    """Prevents the metadata requests of a client, which has not been started, from creating topics; returns it.
 
     Brokers with `auto.create.topics.enable = true`, which is Kafka's default, create a topic that does not exist when a
-    client asks for it by name, unless the request forbids that. So a client that still asks for a deleted topic would
-    bring it back, with the brokers' default number of partitions. Not for clients that an application configures:
-    whether those create topics is for its user to say.
+    client requests its metadata by name, unless the request forbids that. A client that still asks for a deleted topic
+    would recreate it, with the brokers' default number of partitions. Not for clients that an application configures:
+    whether these create topics is its user's decision.
     """
 
     def asked(call: Call, send: Send) -> Awaitable[Any]:

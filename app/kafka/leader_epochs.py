@@ -1,17 +1,18 @@
-"""Leader epochs of a consumer (KIP-320): they show that a log is not the one any more that was read.
+"""Leader epochs of a consumer (KIP-320): they show that a log is no longer the one that was read.
 
-After an unclean election, or if a broker has lost what it had not flushed, the end of a log is gone, and others may
-write other records at the same offsets. The offset alone does not show that, however long the new log is; the epoch of
-the last record that was read does. So:
+After an unclean election, or if a broker has lost what it had not flushed, the end of a log is gone, and other records
+may be written at these offsets. The offset alone does not show this, however long the new log is; the epoch of the last
+record that was read does. Therefore:
 
-- metadata says which epoch the leader of a partition has, and a fetch goes to the leader of that epoch only: any other
-  one refuses it;
-- before the first fetch from the leader of another epoch, it is asked where its log has the end of the epoch that was
-  read last. If that is before the offset from which reading goes on, the logs part there;
+- metadata contains the epoch of each partition's leader, and a fetch names this epoch: a leader of another epoch
+  refuses it;
+- before the first fetch from the leader of another epoch, that leader is asked where its log has the end of the epoch
+  that was read last. If this is before the offset at which reading continues, the logs diverge there;
 - a committed offset carries the epoch of the record before it, so that the next consumer can ask as well.
 
-aiokafka has none of this. What it asks and answers is changed on its way. A log that was cut is an offset out of range
-for it; `LeaderEpochs.cut` says more. What follows for a partition is decided in `transforms/epoch_history`.
+aiokafka implements none of this. Its requests and their responses are changed at the gate. It treats a log that was cut
+as an offset out of range; `LeaderEpochs.cut` has the details. `transforms/epoch_history` decides what follows for a
+partition.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ _NONE = 0
 _NOT_LEADER, _OUT_OF_RANGE = NotLeaderForPartitionError.errno, OffsetOutOfRangeError.errno
 _FORBIDDEN = TopicAuthorizationFailedError.errno
 _UNKNOWN_TO_AIOKAFKA = (74, 75)  # FENCED_LEADER_EPOCH and UNKNOWN_LEADER_EPOCH
-# aiokafka has these requests in versions that lack the epoch. They go out in one that has it, if the broker knows that,
-# and a response comes back as the version that aiokafka reads.
+# aiokafka has these requests in versions that lack the epoch. They are sent in one that has it, if the broker supports
+# that, and a response is converted to the version that aiokafka reads.
 _FETCH_WITH_EPOCH = 9  # the first version of a fetch that has the epoch of the leader
 _CONSUMER = -1
 _COMMIT_RESULTS = "[topic:text partitions:[partition:int32 error_code:int16]]"
@@ -69,12 +70,12 @@ _METADATA = version(
 class LeaderEpochs:
     """Watches one consumer. Belongs to its event loop.
 
-    If brokers do not know all these requests, the consumer reads by offsets alone.
+    If brokers do not support all these requests, the consumer reads by offsets alone.
 
     Args:
         client: of the consumer.
-        assignment: gives aiokafka's state of the assigned partitions, another object after each rebalance.
-        pause_s: how long a response is held back if a leader does not say where its log has the end of an epoch.
+        assignment: returns aiokafka's state of the assigned partitions, another object after each rebalance.
+        pause_s: how long a response is held back if a leader does not report where its log has the end of an epoch.
     """
 
     # State that changes: `_leaders`, with metadata; `_partitions`, with each assignment.
@@ -97,26 +98,26 @@ class LeaderEpochs:
             },
         )
 
-    # --- what the consumer does --------------------------------------------------------------------------------------
+    # --- reading -----------------------------------------------------------------------------------------------------
 
     def carry(self, client: AIOKafkaClient) -> None:
-        """Lets the offsets that the client of a producer commits in transactions carry their epochs."""
+        """Adds epochs to the offsets that the client of a producer commits in transactions."""
         Gate.of(client).set(Place.EPOCHS, {TxnOffsetCommitRequest: self._commit})
 
     def read(self, partition: TopicPartition, offset: int, epoch: int) -> None:
-        """Notes that a batch was read, which begins at an offset; -1 for an epoch that is not known."""
+        """Notes that a batch was read which starts at this offset; -1 is an unknown epoch."""
         self._assigned()[partition].read(offset, epoch)
 
     def cut(self, partition: TopicPartition) -> Cut | None:
-        """Where the log was cut below the offset from which reading was to go on; None if it was not."""
+        """Where the log was cut below the offset at which reading was to continue; None if it was not."""
         return self._assigned()[partition].cut
 
     def compared(self, partition: TopicPartition, offset: int) -> bool:
-        """Whether the leader that metadata names has said where its log parts from what was read up to an offset."""
+        """Whether the current leader, by metadata, has reported where its log diverges from what was read."""
         return self._assigned()[partition].is_compared(offset, self._leaders.get(partition, NO_EPOCH))
 
     def begin(self, partition: TopicPartition, at: Cut | None) -> None:
-        """Notes that a partition is read again, in a log that is another one altogether, or was cut."""
+        """Notes that a partition is read again, in a log that was replaced altogether, or cut at `at`."""
         self._assigned()[partition].restart(at)
 
     def _assigned(self) -> defaultdict[TopicPartition, PartitionEpochs]:
@@ -174,11 +175,11 @@ class LeaderEpochs:
     # --- fetches -----------------------------------------------------------------------------------------------------
 
     async def _fetch(self, call: Call, send: Send) -> Any:
-        # Each fetch comes through here, with all partitions of a broker.
+        # Called for each fetch, which has all partitions of a broker.
         of, assigned, now_s = self._assignment(), self._assigned(), asyncio.get_running_loop().time()
         readings: dict[TopicPartition, Reading] = {}
         changed: dict[TopicPartition, Reading] = {}
-        looks = False  # at the answers of partitions one by one, if it is not known what was read
+        looks = False  # check the answers partition by partition, if it is not known what was read
         for topic, wanted in call.request.topics:
             for number, offset, _ in wanted:
                 place = TopicPartition(topic, number)
@@ -201,7 +202,7 @@ class LeaderEpochs:
         call.change(fenced)
         response = await send()
         if of is not self._assignment():
-            return response  # it is of no use any more
+            return response  # of a former assignment
         if _judge(response, assigned, readings, refused, looks=looks):
             await asyncio.sleep(self._pause_s)
         return response
@@ -212,8 +213,8 @@ class LeaderEpochs:
         """Compares the logs of leaders with what was read; returns the errors of partitions that must not be read.
 
         Args:
-            assigned: the partitions as they are now; not those of the next assignment, if that comes first.
-            readings: which compare.
+            assigned: the partitions of the current assignment, which may change before the answer.
+            readings: what to compare.
 
         Raises:
             KafkaError: a leader does not answer.
@@ -246,10 +247,10 @@ def _judge(
     *,
     looks: bool,
 ) -> bool:
-    """Puts errors in the place of records, and those that aiokafka knows in the place of others.
+    """Replaces records of refused partitions by errors, and errors that aiokafka does not know by others.
 
     Returns:
-        Whether the response is to be held back, as leaders have to be asked again.
+        Whether to hold the response back, as leaders must be asked again.
     """
     held = _NOT_LEADER in refused.values()
     fenced = response.API_VERSION >= _FETCH_WITH_EPOCH
@@ -261,9 +262,9 @@ def _judge(
             if code in _UNKNOWN_TO_AIOKAFKA:
                 given = _NOT_LEADER
             elif code in (_NONE, _OUT_OF_RANGE) and place in refused:
-                given = refused[place]  # a shorter log lacks the offset: that may be said only with the cut
+                given = refused[place]  # a shorter log lacks the offset, which may be reported only with the cut
             elif code == _OUT_OF_RANGE and readings[place].older:
-                given, held = _NOT_LEADER, True  # a former leader says so; another one may have the offset
+                given, held = _NOT_LEADER, True  # reported by a former leader; another one may have the offset
             elif code == _NONE and fenced:
                 assigned[place].fetched(readings[place])
             if given != code:
@@ -272,17 +273,17 @@ def _judge(
 
 
 def _asking_for_epochs(struct: Any, versions: Versions) -> Any:
-    """What aiokafka has made of a request for metadata, so that the answer has epochs."""
+    """aiokafka's metadata request, in the version whose response has epochs."""
     if not knows(versions, _METADATA):
         return struct
     return _METADATA(struct.topics, struct.allow_auto_topic_creation)
 
 
 class FetchEpochEnds(Query):
-    """Where the log of a leader has the ends of epochs, of any number of partitions; for consumers from Kafka 2.3 on.
+    """Asks a leader where the epochs end in its logs, for any number of partitions; for consumers from Kafka 2.3 on.
 
     Args:
-        asked: of each partition what was read last, and the epoch of its leader.
+        asked: for each partition, what was read last, and the epoch of its leader.
     """
 
     VERSION = version(
@@ -300,7 +301,7 @@ class FetchEpochEnds(Query):
 
     @staticmethod
     def ends(response: Any) -> Mapping[TopicPartition, tuple[int, int, int]]:
-        """By partition the error, 0 for none; the greatest epoch that is not above the one asked for; and its end."""
+        """By partition: the error, 0 for none; the greatest epoch that is not above the requested one; and its end."""
         return {
             TopicPartition(topic, number): (code, epoch, offset)
             for topic, partitions in response.topics

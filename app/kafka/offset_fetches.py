@@ -1,9 +1,9 @@
-"""Requests for committed offsets: they wait until the coordinator of the group has all that was committed.
+"""Requests for committed offsets: they wait until the coordinator of the group knows all committed offsets.
 
-A coordinator answers from its partitions of `__consumer_offsets`, up to their high watermarks. After a kill of all
-brokers a leader has the high watermark of its disk, which may be seconds old, until its followers fetch again. Its
-first answers then are older offsets, or none (Kafka 4.1: for up to 1.4 s). Until then it refuses to report the latest
-offset of such a partition (KIP-207). So that is asked for first, by the same connection.
+A coordinator answers from its partitions of `__consumer_offsets`, up to their high watermarks. After all brokers were
+killed, a leader has the high watermark of its disk, which may be seconds old, until its followers fetch again. Until
+then it returns older offsets, or none (Kafka 4.1: for up to 1.4 s), but it refuses to report the latest offset of such
+a partition (KIP-207). Therefore this offset is requested first, on the same connection.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _CONSUMER, _READ_UNCOMMITTED, _LATEST = -1, 0, -1
 _TOPIC_AUTHORIZATION_FAILED = 29
 _NOT_COORDINATOR = 16
 _UNSTABLE = 88  # UNSTABLE_OFFSET_COMMIT, which aiokafka does not know
-# COORDINATOR_NOT_AVAILABLE and REQUEST_TIMED_OUT: aiokafka ends by them, where it should look for another coordinator.
+# COORDINATOR_NOT_AVAILABLE and REQUEST_TIMED_OUT: aiokafka fails, where it should look for another coordinator.
 _AWAY = (15, 7)
 # OFFSET_NOT_AVAILABLE, which was LEADER_NOT_AVAILABLE before version 5 of the request. Not KAFKA_STORAGE_ERROR:
-# a broker answers it for each replica on a disk that has failed, until it restarts, and others lead these partitions.
+# a broker returns it for each replica on a failed disk, until it restarts, and others lead these partitions.
 _BEHIND = (5, 78)
 
 
 class FetchOffsets(Query):
     """The committed offsets of partitions, for the coordinator of the group; from Kafka 2.5 on.
 
-    If they are to be `stable`, no open transaction can change them any more (KIP-447).
+    With `stable`, only those that no open transaction can change any more (KIP-447).
     """
 
     VERSION = version(
@@ -83,7 +83,7 @@ _Found = TypeVar("_Found")
 async def ask_coordinator(
     client: AIOKafkaClient, group: str, query: Query, read: Callable[[Any], _Found | None], backoff_s: float
 ) -> _Found:
-    """What a response of the group's coordinator says; asked again while it says nothing (None).
+    """The content of a response of the group's coordinator, which is asked again while `read` returns None.
 
     Raises:
         KafkaError: the coordinator refuses.
@@ -102,25 +102,26 @@ async def ask_coordinator(
 
 
 class OffsetFetches:
-    """Holds back the requests of one client for committed offsets, as the module says. Belongs to one event loop.
+    """Holds back the requests of one client for committed offsets; see the module. Belongs to one event loop.
 
-    Those of aiokafka are sent as ours. A response has `epochs`: partition, offset, leader epoch and metadata of each
-    committed offset.
+    aiokafka's requests are sent as `FetchOffsets`. A response has `epochs`: partition, offset, leader epoch and
+    metadata of each committed offset.
 
-    It waits for all partitions of `__consumer_offsets` that the coordinator leads: each kind of broker has its own way
-    to choose the one of a group. Without Describe on that topic nothing is held back, and the log says so once.
+    The requests wait for all partitions of `__consumer_offsets` that the coordinator leads, as implementations of
+    brokers differ in how they choose the partition of a group. Without Describe on that topic nothing is held back,
+    which is logged once.
 
     Args:
-        owner: a client, or what sends by one; see `Gate.of`.
+        owner: a client, or an object that has one; see `Gate.of`.
         backoff_s: how long to wait before the coordinator is asked again.
-        troubles: get what is waited for; None if nobody reads them.
+        troubles: where to note what is waited for; None for nowhere.
     """
 
     def __init__(self, owner: Any, backoff_s: float, troubles: Troubles | None = None) -> None:
         self._backoff_s = backoff_s
         self._troubles = troubles or Troubles("")
         self._partitions = 0
-        self._told = False
+        self._warned = False
         Gate.of(owner).set(Place.OFFSETS, dict.fromkeys((OffsetFetchRequest, FetchOffsets), self._held_back))
 
     async def _held_back(self, call: Call, send: Send) -> Any:
@@ -149,7 +150,7 @@ class OffsetFetches:
         return response
 
     async def _behind(self, call: Call) -> Sequence[int]:
-        """The partitions that a broker leads, and of which it does not know yet what is committed."""
+        """The partitions that a broker leads, and whose committed offsets it does not fully know yet."""
         if not self._partitions:
             self._partitions = await self._count(call)
         if not self._partitions:
@@ -162,11 +163,11 @@ class OffsetFetches:
         """How many partitions there are; 0 if the broker does not report it."""
         response = await call.ask(MetadataRequest([_TOPIC], allow_auto_topic_creation=False))
         for code, *_, partitions in response.topics:
-            if code == _TOPIC_AUTHORIZATION_FAILED and not self._told:
-                self._told = True
+            if code == _TOPIC_AUTHORIZATION_FAILED and not self._warned:
+                self._warned = True
                 log.info(
-                    "committed offsets are taken as the brokers tell them: after a kill of all brokers these may be "
-                    "old; grant Describe on topic %s, and the right ones are waited for",
+                    "committed offsets may be outdated after all brokers were killed; grant Describe on topic %s to "
+                    "let the pipeline wait for the current ones",
                     _TOPIC,
                 )
             return len(partitions)
@@ -174,11 +175,11 @@ class OffsetFetches:
 
 
 def _as_aiokafkas(response: Any, places: Sequence[TopicPartition]) -> Any:
-    """The response in the version that aiokafka reads, with the error of the whole one for each of its partitions.
+    """The response in the version that aiokafka reads, with the error of the whole response for each partition.
 
-    A coordinator that moves or loads the group answers with such an error, and without partitions. aiokafka looks at
-    the errors of partitions alone: for it, nothing would be committed. That is so if a broker does not know the group:
-    Kafka has no such error here, but other brokers do.
+    A coordinator that moves or loads the group answers with such an error, and without partitions. aiokafka looks only
+    at the errors of partitions, and would conclude that nothing is committed. This is right only if a broker does not
+    know the group: Kafka does not return such an error here, but other brokers do.
     """
     code = 0 if response.error_code == GroupIdNotFound.errno else response.error_code
     found = [(topic, [row[:2] + row[3:5] for row in rows]) for topic, rows, _ in response.topics]

@@ -1,4 +1,4 @@
-"""Messages of the formats 0 and 1 as source batches: each has one record, or those that are compressed together."""
+"""Messages of formats 0 and 1 as source batches: each has one record, or several that were compressed together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transforms.record import SourceRecord
 
 
 class OldBatch(SourceBatch):
-    """A source batch that never goes on whole: no broker accepts the format any more. See `SourceBatch`."""
+    """A source batch that is never forwarded as it is: no broker accepts the format any more. See `SourceBatch`."""
 
     __slots__ = ("_message", "_plain")
 
@@ -37,7 +37,7 @@ class OldBatch(SourceBatch):
 
     @property
     def plain_bytes(self) -> int:
-        """As it was read, before `unread` has decompressed it."""
+        """The size as read, until `unread` has decompressed it."""
         return len(self._plain) or self.size
 
     def most_plain_bytes(self, limit: int) -> int:
@@ -52,7 +52,7 @@ class OldBatch(SourceBatch):
         return min(limit, self._most_plain_bytes)
 
     def unread(self, limit: int, allowed: str = WORKER_ALLOWS) -> UnreadBatch | None:
-        """See `SourceBatch`. How many records they are is not known: compaction may have removed some."""
+        """See `SourceBatch`. The number of records is not known: compaction may have removed some."""
         try:
             self._plain = self._message.plain(limit)
         except OversizeError:
@@ -67,7 +67,7 @@ class OldBatch(SourceBatch):
         self._plain = b""
 
     def records(self) -> Iterator[SourceRecord]:
-        """See `SourceBatch`; what is compressed is there once `unread` has let it be decompressed."""
+        """See `SourceBatch`; compressed records are available once `unread` has decompressed them."""
         topic, number = self.partition
         first = self.offset
         try:

@@ -15,7 +15,7 @@ from aiokafka.producer.message_accumulator import BatchBuilder, MessageBatch
 
 from app.kafka.batches.batch import Batch
 from app.kafka.gate import Gate
-from app.kafka.shielded import heard
+from app.kafka.shielded import retrieve_exception
 from transforms.record_batch import RecordBatch
 
 TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
@@ -30,7 +30,7 @@ class ProducerControls:
         producer: started or not.
 
     Attributes:
-        codec: the number of the compression, as record batches have it.
+        codec: the number of the compression in record batches.
         acknowledged: False with `acks=0`.
         transactional: True if the producer has a `transactional.id`.
     """
@@ -44,7 +44,7 @@ class ProducerControls:
         self.transactional = self._transactions is not None and self._transactions.transactional_id is not None
 
     async def partition(self, topic: str, partition: int | None, key: bytes | None) -> int:
-        """The partition of a record: the given one, or the choice of the producer's partitioner.
+        """The partition of a record: the given one, or the one that the producer's partitioner chooses.
 
         Raises:
             KafkaTimeoutError: the cluster does not know the topic.
@@ -53,25 +53,25 @@ class ProducerControls:
         number: int = self._producer._partition(topic, partition, None, None, key, None)
         return number
 
-    def keep_failures_quiet(self) -> None:
-        """Keeps asyncio from logging what fails in the producer: who has sent a batch, or commits, reports it."""
+    def silence_asyncio_warnings(self) -> None:
+        """Keeps asyncio from logging failures in the producer: the sender of a batch, or of a commit, reports them."""
         fail_all = self._held.fail_all
 
         def failing(error: BaseException) -> None:
             self._quieten_batches()
             fail_all(error)
-            asyncio.get_running_loop().call_soon(self._quieten_transaction)  # aiokafka lets that fail next
+            asyncio.get_running_loop().call_soon(self._quieten_transaction)  # aiokafka fails the transaction next
 
         self._held.fail_all = failing
 
     def _quieten_batches(self) -> None:
         for batch in [*self._held._pending_batches, *self._queued]:
-            batch.future.add_done_callback(heard)
-            batch._drain_waiter.add_done_callback(heard)
+            batch.future.add_done_callback(retrieve_exception)
+            batch._drain_waiter.add_done_callback(retrieve_exception)
 
     def _quieten_transaction(self) -> None:
         if ends := self.transactional and self._transactions.wait_for_transaction_end():
-            ends.add_done_callback(heard)
+            ends.add_done_callback(retrieve_exception)
 
     @property
     def _queued(self) -> list[Any]:
@@ -85,23 +85,22 @@ class ProducerControls:
         return self._transactions is not None and self._transactions.is_in_transaction()
 
     def begin_transaction(self) -> None:
-        """Begins a transaction immediately; `begin_transaction` of aiokafka lets other tasks run first."""
+        """Begins a transaction immediately; aiokafka's `begin_transaction` lets other tasks run first."""
         self._transactions.begin_transaction()
         self._quieten_transaction()
 
     async def abort_transaction(self, timeout_s: float) -> None:
         """Aborts the open transaction, if there is one, so that readers need not wait until it times out."""
-        self._quieten_batches()  # which nothing waits for; they may still fail
-        # aiokafka asserts that one is open. It looks without a turn of the loop before, in which the sender may find
-        # out that it is fenced.
+        self._quieten_batches()  # nothing waits for them, and they may still fail
+        # aiokafka asserts that a transaction is open, but the sender may just have found out that it is fenced.
         with contextlib.suppress(KafkaError, TimeoutError, AssertionError):
             async with asyncio.timeout(timeout_s):
                 await self._producer.abort_transaction()
 
     def renew_id(self) -> None:
-        """Lets aiokafka ask for a new producer id, or epoch, before the next batch; batches on their way keep theirs.
+        """Makes aiokafka request a new producer id, or epoch, before the next batch; batches in flight keep theirs.
 
-        The sequence numbers begin at 0 again. A transactional producer may do so between two transactions only.
+        The sequence numbers restart at 0. A transactional producer may do this only between two transactions.
         """
         manager = self._transactions
         manager.notify_task_waiter()
@@ -112,15 +111,15 @@ class ProducerControls:
     async def abandon(self) -> None:
         """Stops the producer within about a second, and drops the batches that it still holds.
 
-        `stop` of aiokafka would flush first, and would never end with a broker that is down.
+        aiokafka's `stop` would flush first, and would never end while a broker is down.
         """
         self._quieten_batches()
-        await Gate.of(self._producer).client.close()  # behind a gate, it connects no more then
-        # What searches for a coordinator goes on searching.
+        await Gate.of(self._producer).client.close()  # with a gate, it opens no more connections after that
+        # A search for a coordinator would continue: the time-out ends it.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._producer._sender.close(), _STOP_SENDER_S)
-        # Or a task of `stop` would wait for them for ever. Each takes itself off there when it is done, one that was to
-        # be sent again too.
+        # Otherwise a task of `stop` would wait for them forever. Each batch removes itself when it is done, including
+        # one that was to be sent again.
         self._held._pending_batches.update(self._queued)
         for batch in list(self._held._pending_batches):
             batch.future.cancel()
@@ -128,18 +127,18 @@ class ProducerControls:
 
 
 class RefusedBatches:
-    """Splits what aiokafka's `send` has collected and its topic refuses, until a record is refused alone.
+    """Splits batches of aiokafka's `send` that are refused for their size, until a record is refused alone (KIP-126).
 
-    aiokafka fails all records of such a batch, which has used up their sequence numbers, too. Here order and sequence
-    numbers are as if the parts had been sent at first. aiokafka has one batch of a partition at a time on its way, so
-    nothing overtakes them. What was sent before without an answer may be in the log: that is not split, nor is a batch
-    of `send_batch`, which has one future for all its records. Source: seed 004, KIP-126.
+    aiokafka fails all records of such a batch, and has used up their sequence numbers. Here order and sequence numbers
+    are as if the parts had been sent in the first place. aiokafka sends one batch of a partition at a time, so nothing
+    overtakes them. A batch that was sent before without an answer may be in the log, and is not split. Neither is a
+    batch of `send_batch`, which has one future for all its records.
 
     Args:
         producer: started or not.
         timeout_s: its `request.timeout.ms`.
         refused: called with the topic of each batch that was too large.
-        settled: called with the future of each other batch, once that is done.
+        settled: called with the future of each other batch, once it is done.
     """
 
     def __init__(
@@ -184,7 +183,7 @@ class RefusedBatches:
         parts = []
         for records in whole.divided():
             part = MessageBatch(batch.tp, records, self._timeout_s, 0)
-            part.append = _takes_no_more  # which `send` calls; the batch has another signature, and is closed
+            part.append = _takes_no_more  # `send` calls it; our batch has another signature, and is closed
             part._msg_futures += [
                 (future, SimpleNamespace(offset=offset, timestamp=metadata.timestamp))
                 for offset, (future, metadata) in zip(range(records.records), futures, strict=False)
@@ -192,7 +191,7 @@ class RefusedBatches:
             parts.append(self._watched(part))
         self._held._batches[batch.tp].extendleft(reversed(parts))
         for part in parts:
-            # What waits for the batch, as `flush` does, waits for all of them.
+            # A task that waits for the batch, such as `flush`, waits for all parts.
             part.future.add_done_callback(lambda _: _settle(batch, parts))
 
 

@@ -1,7 +1,7 @@
-"""Queries: requests to a broker that aiokafka lacks, or has only in versions without a field.
+"""Queries: requests to a broker that aiokafka lacks, or has only in versions without a required field.
 
-Their fields are those of Apache Kafka's `clients/src/main/resources/common/message`, as of 4.1, written as `name:kind`
-one after the other: `[kind]` and `[fields]` are arrays, `(fields)` is a group of fields, `{fields}` one that may be
+Their fields are those of Apache Kafka's `clients/src/main/resources/common/message`, as of 4.1, written as a list of
+`name:kind`: `[kind]` and `[fields]` are arrays, `(fields)` is a group of fields, and `{fields}` a group that may be
 missing.
 """
 
@@ -42,7 +42,7 @@ _TAGS = ("tags", TaggedFields)
 
 
 class _Nullable:
-    """A group of fields that may be missing: a byte before it says whether it is there."""
+    """A group of fields that may be missing: a byte before it shows whether it is present."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
@@ -59,9 +59,9 @@ class _Nullable:
 
 
 def schema(text: str, *, flexible: bool = False, tagged: bool = False) -> Schema:
-    """The fields that a text describes; `flexible` are compact types, and tagged fields behind each group (KIP-482)."""
+    """The fields that a text describes; `flexible` adds compact types, and tagged fields after groups (KIP-482)."""
     words = re.findall(r"\w+|[^\w\s:]", text)
-    return _fields(words[::-1], flexible=flexible, tagged=tagged)  # the next word is the last one
+    return _fields(words[::-1], flexible=flexible, tagged=tagged)  # read from the end of the list
 
 
 def _fields(words: list[str], *, flexible: bool, tagged: bool) -> Schema:
@@ -85,9 +85,12 @@ def _kind(words: list[str], *, flexible: bool) -> Any:
 
 
 def version(request: str, response: str, *, flexible: bool = True) -> type[RequestStruct]:
-    """A version of a request: the key of its API, a dot, its number, and its fields; and the fields of its response.
+    """A version of a request.
 
-    Fields at the end of a response that nobody reads may be left out.
+    Args:
+        request: the key of its API, a dot, the number of the version, and the fields.
+        response: the fields of the response. Fields at its end that nobody reads may be omitted.
+        flexible: see `schema`.
     """
     numbers, _, text = request.partition(" ")
     key, number = map(int, numbers.split("."))
@@ -100,30 +103,30 @@ def version(request: str, response: str, *, flexible: bool = True) -> type[Reque
 
 
 def knows(versions: Versions, made: type[RequestStruct]) -> bool:
-    """Whether a broker that knows these versions knows one of a request."""
+    """Whether a broker with these versions supports this version of a request."""
     least, most = versions.get(made.API_KEY, (0, -1))
     number: int = made.API_VERSION
     return least <= number <= most
 
 
 class Query:
-    """A request that is sent in the newest version that the broker knows too, as requests of aiokafka are.
+    """A request that is sent in the newest version that the broker supports as well, like requests of aiokafka.
 
     Args:
-        values: of the fields, by name; an empty list for those that are not given. A version has some of them.
+        values: of the fields, by name; an empty list for those that are missing. A version may have only some of them.
     """
 
     VERSION: type[RequestStruct]
-    FORMER: type[RequestStruct] | None = None  # for brokers that do not know `VERSION` yet
+    FORMER: type[RequestStruct] | None = None  # for brokers that do not support `VERSION` yet
 
     def __init__(self, **values: object) -> None:
         self._values = defaultdict[str, object](list, tags={}, **values)
 
     def prepare(self, versions: Versions) -> RequestStruct:
-        """The request for a broker that knows these versions, by key.
+        """The request for a broker that supports these versions, by API key.
 
         Raises:
-            IncompatibleBrokerVersion: it knows none of ours.
+            IncompatibleBrokerVersion: it supports none of ours.
         """
         for each in (self.VERSION, self.FORMER):
             if each is not None and knows(versions, each):
@@ -132,7 +135,7 @@ class Query:
 
 
 def check_code(code: int) -> None:
-    """Raises the KafkaError of an error code in a response; 0 is none."""
+    """Raises the KafkaError of an error code in a response; 0 means no error."""
     error = for_code(code)
     if error.errno != 0:
         raise error
@@ -142,7 +145,7 @@ def check_code(code: int) -> None:
 
 
 def metadata_answer(topic: str, more: str = "") -> str:
-    """The fields of an answer with metadata, from version 7 on: those of a topic before its partitions, and behind."""
+    """The fields of a metadata response, from version 7 on: `topic` before a topic's partitions, `more` after them."""
     return (
         "throttle_time_ms:int32 brokers:[node_id:int32 host:text port:int32 rack:text] cluster_id:text "
         f"controller_id:int32 topics:[{topic} partitions:[error_code:int16 partition:int32 leader:int32 "
@@ -206,11 +209,11 @@ class ListGroups(Query):
 
 
 _GROUPS = "groups:[text] include_authorized_operations:boolean"
-_ANOTHER_TRY = {14, 15, 16}  # the coordinator loads, is not available, is another one
+_ANOTHER_TRY = {14, 15, 16}  # the coordinator is loading, is not available, is another broker
 
 
 def _described(numbers: str, assigned: str, members: str) -> type[RequestStruct]:
-    """The version that describes groups of a newer protocol: the fields behind the epochs, and those of members."""
+    """The version that describes groups of a newer protocol: the fields after the epochs, and those of members."""
     return version(
         f"{numbers} {_GROUPS}",
         "throttle_time_ms:int32 groups:[error_code:int16 error_message:text group_id:text state:text group_epoch:int32 "
@@ -267,7 +270,7 @@ class DescribeGroups(Query):
 
     @staticmethod
     def members(response: Any) -> int:
-        """How many members the groups of a response have; a group that is not there, or is of another type, has none.
+        """The number of members of the groups in a response; a group that is missing, or of another type, has none.
 
         Raises:
             KafkaError: the broker does not coordinate them, or is not ready.
@@ -286,12 +289,12 @@ _SUBSCRIPTION = schema(
 
 
 def rack_of(subscription: bytes) -> str | None:
-    """The rack in the subscription of a member of a classic group; None if it has none that can be read."""
+    """The rack in the subscription of a member of a classic group; None if no rack can be read."""
     data = BytesIO(subscription)
     try:
         if Int16.decode(data) < _RACKS_SINCE:
             return None
         rack: str | None = _SUBSCRIPTION.decode(data)[-1]
-    except (ValueError, TypeError):  # of a client with a format of its own
+    except (ValueError, TypeError):  # of a client with a custom format
         return None
     return rack

@@ -1,6 +1,6 @@
-"""Reads ranges of offsets from any partitions with one client, as the worker reads: in batches of aiokafka's fetcher.
+"""Reads ranges of offsets from any partitions with one client, in batches of aiokafka's fetcher, as the worker reads.
 
-Its calls block. It has an event loop of its own, which stands still while the caller works on what it was given.
+Its calls block. It has a private event loop, which does not run while the caller processes records.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from transforms.record import SourceRecord
 _POLL_MS = 1_000
 _POLL_BATCHES = 500
 _SILENCE_S = 60.0
-_WAIT_MS = 10  # at the end of a log; the fetch of the next range waits behind the one that was sent ahead
+_WAIT_MS = 10  # at the end of a log; the fetch of the next range has to wait for the one that was sent ahead
 
 Answer = TypeVar("Answer")
 
@@ -59,7 +59,7 @@ class RangeReader:
         ClusterError: no broker answers, or the cluster fails. Each method may raise it.
     """
 
-    # State that changes: `_range`, the one of which the consumer's position is, and `_topics`, which were found.
+    # State that changes: `_range`, to which the consumer's position belongs, and `_topics`, which were found.
 
     def __init__(self, client: ClientSettings, **arguments: Any) -> None:
         self._range: object = None
@@ -83,19 +83,20 @@ class RangeReader:
     def records(
         self, place: TopicPartition, start: int, end: int, *, fail_on_loss: bool = True
     ) -> Iterator[SourceRecord | UnreadBatch]:
-        """The records from offset `start` up to `end`, in order: each once, and none is passed over.
+        """The records from offset `start` up to `end`, in order, each exactly once.
 
-        Those that cannot be read come as an `UnreadBatch`, which stands for all offsets up to its own; see `opened`.
+        Records that cannot be read are returned as an `UnreadBatch`, which stands for all offsets up to its own; see
+        `opened`.
 
         Args:
             place: the partition.
             start: the first offset.
-            end: the offset behind the last one.
-            fail_on_loss: whether it is an error if Kafka has deleted records; else they are left out.
+            end: the offset after the last one.
+            fail_on_loss: whether it is an error if Kafka has deleted records; otherwise they are skipped.
 
         Raises:
-            RecordsLostError: records are gone; or all are, whatever `fail_on_loss` says.
-            ClusterError: no record comes for a minute, or a batch comes with a wrong checksum.
+            RecordsLostError: records were deleted; if all were, regardless of `fail_on_loss`.
+            ClusterError: no record arrives for a minute, or a batch has a wrong checksum.
         """
         for batch in self.batches(place, start, end, fail_on_loss=fail_on_loss):
             yield from opened(batch, end)
@@ -103,8 +104,8 @@ class RangeReader:
     def batches(
         self, place: TopicPartition, start: int, end: int, *, fail_on_loss: bool = True
     ) -> Iterator[SourceBatch]:
-        """As `records`, but as batches: the last one may go beyond `end`."""
-        range_, position, heard = object(), start, time.monotonic()
+        """Like `records`, but as batches, the last of which may extend beyond `end`."""
+        range_, position, moved_s = object(), start, time.monotonic()
         while position < end:
             before = position
             try:
@@ -119,16 +120,16 @@ class RangeReader:
                 if batch.offset >= end:
                     return
                 yield batch
-            # Behind the `yield`: the time that the caller takes is no silence of Kafka.
+            # After the `yield`, as the time that the caller needs does not count.
             if position > before:
-                heard = time.monotonic()
-            elif time.monotonic() - heard > _SILENCE_S:
+                moved_s = time.monotonic()
+            elif time.monotonic() - moved_s > _SILENCE_S:
                 raise ClusterError(
-                    f"{_name(place)} has no record at offset {position} for {_SILENCE_S:g} s", retriable=True
+                    f"{_name(place)} has returned no record at offset {position} for {_SILENCE_S:g} s", retriable=True
                 )
 
     def require_topic(self, topic: str, topic_id: str | None) -> None:
-        """Makes sure that what was read is of the topic with this id; without one, nothing is compared.
+        """Makes sure that what was read is from the topic with this id; without an id, nothing is compared.
 
         Raises:
             ClusterError: the topic was deleted and created again; records of both may have been read.
@@ -146,9 +147,9 @@ class RangeReader:
             raise translated(exc, doing) from exc
 
     async def _poll(self, place: TopicPartition, position: int, range_: object) -> tuple[Sequence[SourceBatch], int]:
-        """Batches of a range from its position on, and the position behind them.
+        """Batches of a range from its position on, and the position after them.
 
-        That goes on without a batch, too: over marks of transactions, and records that compaction has removed.
+        The position also advances without a batch: over transaction markers, and records that compaction has removed.
         """
         consumer = self._controls.consumer
         if self._range is not range_:
@@ -172,9 +173,9 @@ class RangeReader:
 
 
 def opened(batch: SourceBatch, end: int) -> Iterator[SourceRecord | UnreadBatch]:
-    """The records of a batch that are wanted, up to the offset `end`.
+    """The wanted records of a batch, up to the offset `end`.
 
-    What cannot be read ends at `end`, too: the rest of it is a record of the next range.
+    An `UnreadBatch` ends at `end`, too: the rest of it is a record of the next range.
 
     Raises:
         ClusterError: the batch has a wrong checksum.

@@ -1,9 +1,10 @@
 """Receives the responses of brokers with one copy: from the socket into the bytes of the response.
 
-Long records of a fetch are a view of these bytes, and no second copy.
+Long records of a fetch are views of these bytes, not a second copy.
 
-aiokafka reads through an `asyncio.StreamReader`: each piece of a response is copied into a buffer, and the whole out of
-it; the socket is paused and resumed between them. For a response of 4 MB that is a quarter of the CPU.
+aiokafka reads through an `asyncio.StreamReader`: each piece of a response is copied into a buffer, and the whole
+response out of it; the socket is paused and resumed in between. For a response of 4 MB this is a quarter of the CPU
+time.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from transforms.logger_name import logger_name
 log = logging.getLogger(logger_name(__name__))
 
 _SIZE = struct.Struct(">i")
-_SMALL_BYTES = 65_536  # most responses; several may come in one piece
-_MOST_AT_ONCE_BYTES = 64 * 1_048_576  # what a size may claim before its bytes are there
-_VIEWED_BYTES = 65_536  # to copy less costs nothing; no text of the protocol is as long
+_SMALL_BYTES = 65_536  # enough for most responses; several may arrive together
+_MOST_AT_ONCE_BYTES = 64 * 1_048_576  # the most that is allocated before the bytes have arrived
+_VIEWED_BYTES = 65_536  # copying less is cheap; no text of the protocol is as long
 _HEADER_BYTES = 4_096  # more than the header of a response
-_MOST_PARTS, _PARTS = 3, 4  # a view holds all of the response: it must be so much of it
+_MOST_PARTS, _PARTS = 3, 4  # a view keeps the whole response alive, so it must be at least 3/4 of it
 
 
 def receive_at_once(client: AIOKafkaClient) -> None:
-    """Lets a client that has not been started receive so, on each connection that it opens from now on."""
+    """Makes a client, which has not been started, receive in this way on each connection that it opens."""
     Gate.of(client).set(Place.RECEIVE, {Connect: _opened})
 
 
@@ -44,7 +45,7 @@ async def _opened(_: Call, send: Send) -> Any:
 
 
 def _take_over(connection: Any) -> None:
-    """So far nothing was asked on the connection but versions and login, and all of it has been answered."""
+    """Replaces the protocol of a connection that has only exchanged versions and the login, with no answer pending."""
     if connection._writer is None or connection._requests:
         return
     transport = connection._writer.transport
@@ -54,10 +55,10 @@ def _take_over(connection: Any) -> None:
 
 
 class _Receiver(asyncio.BufferedProtocol):
-    """Takes the place of the protocol of a connection, which still hears of all but the bytes.
+    """Replaces the protocol of a connection, which still gets all events but the bytes.
 
     Args:
-        connection: of aiokafka; it handles each response. It may go before the transport does.
+        connection: of aiokafka; it handles each response. It may be gone before the transport is.
         own: its protocol.
     """
 
@@ -65,8 +66,8 @@ class _Receiver(asyncio.BufferedProtocol):
         self._connection = weakref.ref(connection)
         self._own = own
         self._small = memoryview(bytearray(_SMALL_BYTES))
-        self._held = 0  # bytes in `_small` that are no whole response yet
-        self._large: bytearray | None = None  # room for a response that is longer
+        self._held = 0  # bytes in `_small` that are not a complete response yet
+        self._large: bytearray | None = None  # the buffer of a longer response
         self._size = 0  # of that response
         self._received = 0
 
@@ -84,7 +85,7 @@ class _Receiver(asyncio.BufferedProtocol):
                 self._received += nbytes
                 self._take_large(self._large)
         except Exception as exc:
-            log.exception("a response of a broker cannot be read")
+            log.exception("the response of a broker cannot be read")
             self._close(exc)
 
     def _take_small(self) -> None:
@@ -115,7 +116,7 @@ class _Receiver(asyncio.BufferedProtocol):
         if self._received < len(large):
             return
         if self._received < self._size:
-            # Who calls still holds a view of the old one, so it cannot grow.
+            # The caller still has a view of the old buffer, which therefore cannot grow.
             self._large = bytearray(min(self._size, 2 * self._received))
             self._large[: self._received] = large
             return
@@ -125,7 +126,7 @@ class _Receiver(asyncio.BufferedProtocol):
         self._handle(asked[0][1] if asked else None, memoryview(large).toreadonly())
 
     def _handle(self, request: Any, response: memoryview) -> None:
-        """Hands a response over; `request` is what it answers if it may be viewed, as nobody writes into its bytes."""
+        """Hands a response over. `request` is set if the response may be viewed, as nothing overwrites its bytes."""
         connection = self._connection()
         if connection is not None and connection._writer is not None:
             connection._handle_frame(handed_over(request, response))
@@ -152,17 +153,17 @@ class _Receiver(asyncio.BufferedProtocol):
 
 
 def viewed(struct: Any, _: object) -> Any:
-    """A request whose response is decoded so: long records are a `memoryview`. For `Call.change`."""
+    """A request whose response is decoded with `memoryview`s for long records. For `Call.change`."""
     struct.RESPONSE_TYPE = _Views(struct.RESPONSE_TYPE)
     return struct
 
 
 def handed_over(request: Any, response: memoryview) -> bytes:
-    """The bytes that a connection of aiokafka handles: it copies them. If the request is `viewed`, they are a few.
+    """The bytes that aiokafka's connection handles, and copies: only the first ones if the request is `viewed`.
 
     Args:
-        request: of aiokafka, as it was sent; None for one without a header.
-        response: all of it; nobody changes it.
+        request: of aiokafka, as it was sent; None if its response must be copied.
+        response: the whole response, which nothing overwrites.
     """
     kind = getattr(request, "RESPONSE_TYPE", None)
     if not isinstance(kind, _Views):
@@ -172,9 +173,9 @@ def handed_over(request: Any, response: memoryview) -> bytes:
 
 
 class _Views:
-    """A type of response that decodes as another one does.
+    """A type of response that decodes like another one.
 
-    `response` is all of it; None if all of it is in what is to be decoded.
+    `response` is the whole response; None if the data to decode has all of it.
     """
 
     def __init__(self, kind: Any) -> None:
@@ -187,7 +188,7 @@ class _Views:
 
 
 class _Response:
-    """Reads as `BytesIO` does, except that a long part which is most of the response is a view of it."""
+    """Reads like `BytesIO`, except that a long part which is most of the response is returned as a view."""
 
     def __init__(self, data: memoryview, at: int) -> None:
         self._data = data

@@ -1,4 +1,4 @@
-"""Answers by which brokers may mean a name over its limit (seed 003): they name the error, and not the name."""
+"""Answers by which brokers may mean a name over its limit (KIP-1233): they return an error, but not the name."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _LAST = 136  # of the errors of Kafka 4.4 (`Errors.java`); RESOURCE_IDENTIFIER_T
 
 
 class Refusals:
-    """Keeps the last such answer that a client gets.
+    """Keeps the last such answer to a client.
 
     Args:
-        client: it has not been started.
+        client: not started.
 
     Attributes:
         code: the error of the answer; None for none.
@@ -37,11 +37,11 @@ class Refusals:
 
 
 def refusal(response: Any) -> int | None:
-    """The error in a response that may mean a name over its limit; None if it has none.
+    """The error in a response that may mean a name over its limit; None if there is none.
 
     Args:
-        response: of any request. An error of a partition is not looked at. OffsetCommit and TxnOffsetCommit have the
-            group id, and answer by partition; but brokers refuse the id before, when its coordinator is asked for.
+        response: to any request. Errors of partitions are ignored: OffsetCommit and TxnOffsetCommit have the group id,
+            and answer by partition, but brokers refuse the id before, when its coordinator is looked up.
     """
     return next((code for code in _codes(response) if code == INVALID_REQUEST.number or code > _LAST), None)
 
@@ -53,12 +53,12 @@ def _codes(response: Any) -> Iterator[int]:
 
 
 def answer_text(code: int) -> str:
-    """Such an error for people."""
+    """The text for such an error."""
     return str(INVALID_REQUEST) if code == INVALID_REQUEST.number else f"error {code}, which is newer than this client"
 
 
 def newer_text(code: int | None) -> str:
-    """What is added to an error of aiokafka, which does not tell the number of one that it does not know."""
+    """A suffix for an error of aiokafka, which does not report the number of an error that it does not know."""
     return "" if code is None or code == INVALID_REQUEST.number else f"; the brokers answer {answer_text(code)}"
 
 
@@ -68,7 +68,7 @@ def refused_name(kind: Kind, text: str, key: str, code: int | None) -> Configura
     Args:
         kind: the kind of the name.
         text: the name.
-        key: the key or option that the user must change.
+        key: the property or option that the user must change.
         code: the error of `Refusals`.
     """
     if code is None:
@@ -81,7 +81,7 @@ def refused_name(kind: Kind, text: str, key: str, code: int | None) -> Configura
 
 
 def enforced(error: ConfigurationError, why: str) -> ConfigurationError:
-    """The error of a name over its limit, where brokers enforce that: `why` says how it is known."""
-    told = ConfigurationError(error.key, f"{why}; {error.reason.rpartition(', or set ')[0]}", pipeline=error.pipeline)
-    told.__cause__ = error.__cause__
-    return told
+    """The error of a name over its limit, where brokers enforce the limit; `why` is how this is known."""
+    found = ConfigurationError(error.key, f"{why}; {error.reason.rpartition(', or set ')[0]}", pipeline=error.pipeline)
+    found.__cause__ = error.__cause__
+    return found

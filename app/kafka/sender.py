@@ -1,4 +1,4 @@
-"""Sends the messages of a command to one topic, with a limit of the bytes in flight."""
+"""Sends the messages of a command to one topic, and limits the bytes in flight."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _WINDOW_BYTES = 32 * 1024 * 1024  # as Kafka's buffer.memory
 _RECORD_BYTES = 400  # of memory, in addition to what is sent
 BATCH_BYTES = 131_072
 CHUNK = "chunk"
-"""The name of the transform that makes several records of a message."""
+"""The name of the transform that splits a message into several records."""
 
 
 class SendError(WideloadError):
-    """Not all messages were sent; says how many were, and why not the rest."""
+    """Not all messages were sent; the text names the first that failed, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class Message:
     """A message as it is sent.
 
     Attributes:
-        records: one; or its chunks, which go to one partition, in order.
-        size: bytes of its key and its value.
-        applied: the names of the transforms that made it what it is.
+        records: a single record, or the chunks, which are written to one partition, in order.
+        size: bytes of the key and the value.
+        applied: the names of the transforms that were applied.
     """
 
     records: Sequence[RecordLike]
@@ -53,7 +53,7 @@ class Message:
 
     @classmethod
     def plain(cls, record: Record) -> Message:
-        """The message that is sent as it is."""
+        """A message that is sent without transforms."""
         return cls((record,), len(record.key or b"") + len(record.value or b""))
 
 
@@ -64,8 +64,8 @@ class Sent:
     Attributes:
         size: bytes of keys and values.
         offsets: the first and the last offset, by partition.
-        applied: how many of the messages went through a transform, by its name.
-        chunks: records of the messages that went as chunks.
+        applied: the number of messages to which a transform was applied, by its name.
+        chunks: the number of records of chunked messages.
     """
 
     messages: int = 0
@@ -75,13 +75,13 @@ class Sent:
     chunks: int = 0
 
     def note_records(self, partition: int, first: int, last: int) -> None:
-        """Counts the records from an offset to another; below 0 if the broker, asked again, did not say."""
+        """Counts the records from `first` to `last`; below 0 if the broker, after a retry, did not report offsets."""
         if first >= 0:
             earliest, latest = self.offsets.get(partition, (first, last))
             self.offsets[partition] = (min(earliest, first), max(latest, last))
 
     def note_message(self, message: Message) -> None:
-        """Counts one message, all of whose records are counted."""
+        """Counts a message all of whose records were counted."""
         self.messages += 1
         self.size += message.size
         self.applied.update(message.applied)
@@ -95,16 +95,16 @@ _Flying = tuple[int, str, Message | None]
 class Sender:
     """Sends messages to one topic in order, with at most 32 MiB and one record in flight.
 
-    A batch that the topic refuses is split and sent again in its place (KIP-126), so a message that is refused fails
+    A batch that the topic refuses is split and its parts are sent in its place (KIP-126), so a refused message fails
     alone.
 
     Args:
         producer: started, with `acks=all`; nothing else sends through it.
         topic: the topic.
-        batch_bytes: at which a batch is closed.
-        limit_bytes: the greatest size of a record as a batch of one; None if only the broker knows it.
+        batch_bytes: the size at which a batch is closed.
+        limit_bytes: the maximum size of a record as a batch of one; None if only the broker knows it.
         done: called with the number of bytes that were acknowledged.
-        delivery_timeout_s: how long a broker may not answer.
+        delivery_timeout_s: how long to wait for an acknowledgement.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Sender:
         """Sends a message, once fewer bytes are in flight.
 
         Raises:
-            SendError: this message cannot be sent, or an earlier one was not acknowledged; `name` says which.
+            SendError: this message cannot be sent, or an earlier one was not acknowledged; the error has its `name`.
         """
         sizes = [batch_of_one_bytes(record) for record in message.records]
         for size in sizes:
@@ -177,7 +177,7 @@ class Sender:
         """Waits until each message in flight is acknowledged, or has failed."""
         await self._batches.flush()
         if self._batches.failure is not None:
-            # The producer still has the batch that nobody knows of, and its `stop` would wait for a broker for ever.
+            # The producer still has the batch whose outcome is unknown, and its `stop` would wait forever.
             await self._batches.controls.abandon()
 
     def _acknowledged(self, partition: int, records: Sequence[_Flying], metadata: RecordMetadata) -> None:
@@ -202,7 +202,7 @@ class Sender:
             raise self._failure
 
     async def _breathe(self, size: int) -> None:
-        """Lets batches leave while a caller hands over one message after the other."""
+        """Lets batches be sent while a caller passes one message after the other."""
         self._unsent_bytes += size
         if self._unsent_bytes >= BATCH_BYTES:
             self._unsent_bytes = 0
@@ -214,7 +214,7 @@ async def find_topic(client: ClientSettings, name: str) -> Topic:
 
     Raises:
         ConfigurationError: no broker answers, or there is no such topic.
-        ClusterError: the cluster does not describe it.
+        ClusterError: the cluster did not describe it.
     """
     check_name("topic", name, "TOPIC")
     async with admin(client) as connection:
@@ -233,7 +233,7 @@ async def open_sender(
     done: Callable[[int], None] = lambda _: None,
     delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
 ) -> AsyncIterator[Sender]:
-    """A sender for the length of a block; what is in flight at its end is still sent.
+    """A sender for the duration of a block; messages in flight at its end are still sent.
 
     Raises:
         ClusterError: the producer cannot start.

@@ -1,4 +1,4 @@
-"""Waiting: for a future that goes on if its caller is cancelled, for tasks to end, and for an event in time."""
+"""Waiting: for a future that survives the cancellation of its caller, for tasks to end, and for an event in time."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from typing import Any, TypeVar
 
 _Result = TypeVar("_Result")
 
-_TRIES, _END_S = 10, 0.05  # to end a task, and how long one may take
+_TRIES, _END_S = 10, 0.05  # how often a task is cancelled, and how long to wait each time
 
 
 async def shielded(future: asyncio.Future[_Result], timeout_s: float | None = None) -> _Result:
-    """The result of a future, which goes on if the caller is cancelled, or does not wait any longer.
+    """The result of a future, which continues if the caller is cancelled or stops waiting.
 
-    Unlike `asyncio.shield`, which logs a traceback since Python 3.14 if the future then fails.
+    If the future then fails, `asyncio.shield` logs a traceback since Python 3.14; this function does not.
 
     Raises:
         TimeoutError: it has no result after `timeout_s`; None waits without a limit.
     """
     if not future.done():  # `wait` takes a turn of the event loop even if it is
-        future.add_done_callback(heard)
+        future.add_done_callback(retrieve_exception)
         done, _ = await asyncio.wait([future], timeout=timeout_s)
         if not done:
             raise TimeoutError
     return future.result()
 
 
-def heard(done: asyncio.Future[Any]) -> None:
-    """Looks at the error of a future that is done: the event loop would log one that nobody has looked at."""
+def retrieve_exception(done: asyncio.Future[Any]) -> None:
+    """Marks the exception of a finished future as retrieved, so that asyncio does not log it."""
     if not done.cancelled():
         done.exception()
 
 
 async def end_tasks(*tasks: asyncio.Future[Any] | None) -> None:
-    """Cancels tasks, and waits until they have ended; None is no task.
+    """Cancels tasks, and waits until they have ended; None is ignored.
 
-    A task that waits for another one hands its cancellation on to that, and goes on if the other one just ends: so does
-    aiokafka's fetcher in a rebalance. Whatever has not ended is cancelled again.
+    A task that waits for another one passes its cancellation to that, and continues if the other one just ends, as
+    aiokafka's fetcher does in a rebalance. Therefore a task that has not ended is cancelled again.
     """
     left = [task for task in tasks if task is not None]
     for task in left:
-        task.add_done_callback(heard)
+        task.add_done_callback(retrieve_exception)
     for _ in range(_TRIES):
         left = [task for task in left if not task.done()]
         if not left:
@@ -52,6 +52,6 @@ async def end_tasks(*tasks: asyncio.Future[Any] | None) -> None:
 
 
 async def set_within(event: asyncio.Event, timeout_s: float) -> None:
-    """Waits for an event, but no longer than the time-out."""
+    """Waits for an event, at most until the time-out."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), timeout_s)

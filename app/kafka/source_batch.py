@@ -1,7 +1,7 @@
-"""Batches as they were read, and the records in them.
+"""Batches as they were read, and their records.
 
-What brokers have accepted and nobody can decode is a failed record (`UnreadBatch`), on which the error policy decides.
-Only a batch whose checksum is wrong is an error of the reader: the next fetch may bring it undamaged.
+A batch that brokers have accepted and that cannot be decoded is a failed record (`UnreadBatch`), which the error policy
+handles. Only a wrong checksum is an error of the reader: the next fetch may return the batch undamaged.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from transforms.record_batch import CODECS, RecordBatch, single
 from transforms.record_format import MAX_HEADERS
 from transforms.record_lengths import is_crowded
 
-# Microseconds of CPU, measured: of a request; of each record that is merged; of each KB of it as it was read, which is
-# copied, or decompressed and compressed again.
+# Measured microseconds of CPU time: of a request; of each record that is merged; and of each KB as it was read, which
+# is copied, or decompressed and compressed again.
 _REQUEST_US = 150
 _RECORD_US = 1.0
 _KB_US: Mapping[Codec | None, float] = {None: 0.2, "gzip": 80, "snappy": 1.5, "lz4": 1.5, "zstd": 12}
 
-_READ_ONCE_BYTES = 131_072  # the records of a larger batch are read twice: objects of all of them take its memory again
-# The headers of so many bytes take 32 MiB as objects. They are counted then; those of more are counted before.
+_READ_ONCE_BYTES = 131_072  # larger batches are read twice: the objects of all records need as much memory again
+# Headers of this size need 32 MiB as objects. Up to this size they are counted afterwards, otherwise before.
 _COUNTED_LATE_BYTES = 1_048_576
-_HEADER_BYTES = 64  # of one as an object, at least
-# The most bytes that all headers of a batch may need as objects: so many, and so many for each byte of the batch.
+_HEADER_BYTES = 64  # the least memory of a header object
+# The memory that all header objects of a batch may need: a constant, plus a multiple of the size of the batch.
 _HEADERS_BYTES, _HEADERS_FOR_BYTES = 8_388_608, 4
 
 
-# What aiokafka raises for a record that it does not read; the last three for lengths near the ends of an int64.
-# Python's reader, which is slower, then finds out whether it is damaged, or one that brokers take.
+# What aiokafka raises for a record that it cannot read; the last three for lengths near the ends of an int64. Our
+# slower reader then finds out whether the record is damaged, or one that brokers accept.
 _UNREAD = (UnicodeDecodeError, CorruptRecordException, OverflowError, MemoryError, SystemError)
 
 
 class ReadRecord(NamedTuple):
-    """A `SourceRecord`. A tuple, because nothing else is made as fast."""
+    """A `SourceRecord`. A tuple, because nothing else is created as fast."""
 
     topic: str
     partition: int
@@ -64,10 +64,10 @@ class UnreadBatch:
     Attributes:
         offset: of its last record.
         timestamp: of its last record, or the greatest.
-        value: the batch, as it was read, or of one record of it that has too many headers.
+        value: the batch, as it was read, or a batch of a single record of it that has too many headers.
         error: what is wrong.
-        first: the offset of its first record that is wanted.
-        count: how many records it has; 1 if that is not known.
+        first: the offset of its first wanted record.
+        count: the number of its records; 1 if that is not known.
     """
 
     topic: str
@@ -84,20 +84,20 @@ class UnreadBatch:
 
 @dataclass(slots=True, eq=False)
 class SourceBatch:
-    """Records of one source partition, as a batch had them, from `offset` on.
+    """Records of one batch of a source partition, from `offset` on.
 
     If records cannot be decoded and the checksum of their batch is wrong, its methods raise CorruptRecordException.
 
     Attributes:
         partition: the source partition.
-        offset: of the first record that is wanted; those before it in the batch were read before.
-        batch: its header is checked; None if the records come in another way.
-        unbatched: these, if there is no batch.
-        codec: the number of the codec that the records came with; 0 for none.
-        size: bytes of the batch; of records, those of keys and values.
+        offset: of the first wanted record; those before it in the batch were read before.
+        batch: the batch, whose header was checked; None if the records are not from a batch.
+        unbatched: the records, if there is no batch.
+        codec: the number of the records' codec; 0 for none.
+        size: bytes of the batch; without a batch, bytes of keys and values.
         offsets: of the records of the batch, if it is `whole`.
-        passes: whether each of its records passes; None if that was not asked yet.
-        merged_from: the number of batches that it was made of; 0 if it is one as it was read.
+        passes: whether each of its records passes; None if this is not known yet.
+        merged_from: the number of batches from which it was merged; 0 if it is a batch as it was read.
     """
 
     partition: TopicPartition
@@ -123,31 +123,31 @@ class SourceBatch:
 
     @property
     def whole(self) -> bool:
-        """True if each record of the batch is wanted, and a broker takes the batch as it is."""
+        """True if every record of the batch is wanted, and a broker accepts the batch as it is."""
         return self.batch is not None and self.batch.appendable and self.offset <= self.batch.base_offset
 
     @property
     def timestamp(self) -> int | None:
-        """The timestamp of the first record, in milliseconds since 1970; None if there is none."""
+        """The timestamp of the first record, in milliseconds since 1970; None without records."""
         if self.batch is None:
             return self.unbatched[0].timestamp if self.unbatched else None
         return self.batch.latest_timestamp if self.batch.broker_time else self.batch.first_timestamp
 
     @property
     def timestamp_type(self) -> int:
-        """0 if the timestamps are those of producers, 1 if they are the broker's, -1 if the format has none."""
+        """0 if producers have set the timestamps, 1 if the broker has, -1 if the format has none."""
         return int(self.batch is not None and self.batch.broker_time)
 
     @property
     def worth_a_request(self) -> bool:
-        """True if to send the batch by itself costs less than to merge it with others."""
+        """True if sending the batch alone costs less than merging it with others."""
         assert self.batch is not None
         return self.batch.count * _RECORD_US + self.size / 1024 * _KB_US[CODECS[self.batch.codec]] >= _REQUEST_US
 
-    def goes_whole(self, codec: int | None, limit_bytes: int) -> bool:
-        """True if it goes on as it is: alone if that is worth a request, or as what was merged for one.
+    def is_forwarded(self, codec: int | None, limit_bytes: int) -> bool:
+        """True if it is forwarded as it is: alone if it is worth a request, or as the result of a merge.
 
-        `codec` is the number of the one with which all records leave; None if each keeps its own.
+        `codec` is the number of the codec with which all records are sent; None if each keeps its codec.
         """
         if not self.whole or self.size > limit_bytes:
             return False
@@ -155,12 +155,12 @@ class SourceBatch:
 
     @property
     def mergeable(self) -> bool:
-        """True if it may be merged with others: it is small, and could go whole."""
+        """True if it may be merged with others: it is small, and could be forwarded as it is."""
         return self.whole and self.batch is not None and self.batch.timely and not self.worth_a_request
 
     @property
     def plain_bytes(self) -> int:
-        """Bytes of the batch before compression; as it was read, if it cannot be decompressed."""
+        """Bytes of the batch before compression; the size as read, if it cannot be decompressed."""
         if self.batch is None:
             return self.size
         if self._plain_bytes is None:
@@ -171,21 +171,21 @@ class SourceBatch:
         return self._plain_bytes
 
     def most_plain_bytes(self, limit: int) -> int:
-        """The memory that it takes to open the batch, at most: nothing if it is not compressed; else up to `limit`."""
+        """An upper bound of the memory for opening the batch: 0 if it is not compressed, otherwise up to `limit`."""
         if self.batch is None or not self.batch.codec:
             return 0
-        if self._most_plain_bytes is None:  # a batch that finds no room is asked again and again
+        if self._most_plain_bytes is None:  # asked again and again while the batch waits for memory
             self._most_plain_bytes = self.batch.most_plain_bytes
         return min(limit, self._most_plain_bytes)
 
     @classmethod
     def merged(cls, batches: Sequence[SourceBatch]) -> SourceBatch:
-        """One uncompressed batch with the records of all, which are `mergeable`, of one codec and partition, in order.
+        """One uncompressed batch with the records of `mergeable` batches of one codec and one partition, in order.
 
-        Its `codec` is still theirs.
+        Its `codec` is the codec of these batches.
 
         Raises:
-            MalformedError: a batch cannot be decoded, or they cannot be one.
+            MalformedError: a batch cannot be decoded, or the batches cannot be merged.
         """
         merged = merge([each.batch.plain() for each in batches if each.batch is not None])
         whole = cls(batches[0].partition, batches[0].offset, merged)
@@ -196,14 +196,14 @@ class SourceBatch:
         return whole
 
     def kept(self) -> SourceBatch:
-        """A copy with separate bytes: a batch that waits must not keep all that was fetched with it."""
+        """A copy with separate bytes: a waiting batch must not keep everything alive that was fetched with it."""
         assert self.batch is not None
         kept = SourceBatch(self.partition, self.offset, RecordBatch.read(memoryview(bytes(self.batch.data))))
         kept.offsets, kept.merged_from, kept.codec = self.offsets, self.merged_from, self.codec
         return kept
 
     def unread(self, limit: int, allowed: str = WORKER_ALLOWS) -> UnreadBatch | None:
-        """All its records, if they take more than `limit` bytes before compression, or are damaged; else None."""
+        """All its records as one, if they exceed `limit` bytes before compression, or are damaged; otherwise None."""
         if (batch := self.batch) is None:
             return None
         try:
@@ -215,7 +215,7 @@ class SourceBatch:
         return self._passed_on(batch, self.offset, error, batch.count)
 
     def opened(self, limit: int, allowed: str = WORKER_ALLOWS) -> Iterator[SourceRecord]:
-        """The records that are wanted, or what `unread` has in their place; `allowed` is `limit` for people."""
+        """The wanted records, or the `UnreadBatch` in their place; `allowed` describes `limit` in messages."""
         unread = self.unread(limit, allowed)
         return self.records() if unread is None else iter((unread,))
 
@@ -223,8 +223,8 @@ class SourceBatch:
     def plain(self) -> bool:
         """True if aiokafka may read all records together.
 
-        False if it does not read one, as where the name of a header is not UTF-8; if one is an `UnreadBatch`; or if the
-        headers would take much more memory than their bytes.
+        False if it cannot read a record, for example if the name of a header is not UTF-8; if a record is an
+        `UnreadBatch`; or if the headers would need much more memory than their bytes.
         """
         assert self.batch is not None
         try:
@@ -243,20 +243,20 @@ class SourceBatch:
         return True
 
     def forget(self) -> None:
-        """Lets go of what was kept of the uncompressed records: a batch that waits takes its own bytes alone."""
+        """Releases what was kept of the uncompressed records: a waiting batch keeps only its own bytes."""
         self._rows = None
         if self.batch is not None:
             self.batch.forget()
 
     def rows(self) -> Sequence[SourceRecord]:
-        """The records, if it is `plain` and all are wanted: each has an offset, but neither topic nor partition."""
+        """The records, if it is `plain` and all are wanted. Each has an offset, but neither topic nor partition."""
         assert self.batch is not None
         return self._rows or list(DefaultRecordBatch(self.batch.uncompressed()))
 
     def records(self) -> Iterator[SourceRecord]:
-        """The records that are wanted, each made when it is asked for.
+        """The wanted records, created one by one.
 
-        One with too many headers is `UnreadBatch`, as are all from the first that cannot be decoded.
+        A record with too many headers is an `UnreadBatch`, as are all records from the first that cannot be decoded.
         """
         if self.batch is None:
             yield from self.unbatched
@@ -269,7 +269,7 @@ class SourceBatch:
                     yield record
             for record in islice(self._decoded(batch), read, None) if read < batch.count else ():
                 read += 1
-                last = batch.last_offset - (batch.count - read)  # each record behind it has an offset, too
+                last = batch.last_offset - (batch.count - read)  # the records after it need offsets, too
                 if not before < record.offset <= last:
                     raise MalformedError("offset of a record", str(record.offset), f"{before + 1} to {last}")  # noqa: TRY301  # as where a record is decoded
                 before = record.offset
@@ -279,13 +279,13 @@ class SourceBatch:
             yield self._undecoded(batch, before + 1, exc)
 
     def _quickly(self, batch: RecordBatch) -> Iterator[SourceRecord]:
-        """The records as aiokafka reads them, up to the first that it does not read, or must not."""
+        """The records as aiokafka reads them, up to the first that it cannot or must not read."""
         topic, number = self.partition.topic, self.partition.partition
         before, last = batch.base_offset - 1, batch.last_offset - batch.count
         data = batch.uncompressed()
         if _is_crowded(data, batch):
             return
-        held: ReadRecord | None = None  # the last one of all is whole only if nothing is behind it
+        held: ReadRecord | None = None  # the last record is complete only if nothing follows it
         try:
             for row in DefaultRecordBatch(data):
                 if held is not None:
@@ -301,7 +301,7 @@ class SourceBatch:
             yield held
 
     def _undecoded(self, batch: RecordBatch, first: int, error: MalformedError) -> UnreadBatch:
-        """The records from offset `first` on: to commit what is behind them would lose them."""
+        """The records from offset `first` on, passed on, as committing later offsets would lose them."""
         first = max(first, self.offset)
         return self._passed_on(batch, first, error, batch.last_offset - first + 1)
 
@@ -316,7 +316,7 @@ class SourceBatch:
         )
 
     def _decoded(self, batch: RecordBatch) -> Iterator[SourceRecord]:
-        """The records, as Python reads them: a name that is not UTF-8 has its bytes by `surrogateescape`."""
+        """The records as our reader decodes them: names that are not UTF-8 keep their bytes by `surrogateescape`."""
         topic, number = self.partition
         for offset, timestamp, found, data in _entries(batch):
             if isinstance(found, TooManyHeadersError):
@@ -347,7 +347,7 @@ def _sound(rows: Iterable[Any], batch: RecordBatch, most_bytes: int) -> bool:
 
 
 def decoded(batch: RecordBatch) -> Iterator[tuple[int, RecordLike]]:
-    """The offsets and records of a batch. Takes several microseconds a record; aiokafka's reader takes a fifth of one.
+    """The offsets and records of a batch. Needs several microseconds per record; aiokafka's reader needs 0.2.
 
     Raises:
         TooManyHeadersError: a record has more than `MAX_HEADERS`.
@@ -360,7 +360,7 @@ def decoded(batch: RecordBatch) -> Iterator[tuple[int, RecordLike]]:
 
 
 def _entries(batch: RecordBatch) -> Iterator[tuple[int, int, Record | TooManyHeadersError, bytes]]:
-    """Offset, timestamp, record and bytes of each; the error in the place of one with more headers than are read."""
+    """Offset, timestamp, record and bytes of each record; the error in place of one with too many headers."""
     records, at = bytes(batch.uncompressed()[BATCH_OVERHEAD_BYTES:]), 0
     for left in range(batch.count - 1, -1, -1):
         begin = at
@@ -371,7 +371,7 @@ def _entries(batch: RecordBatch) -> Iterator[tuple[int, int, Record | TooManyHea
         except TooManyHeadersError as exc:
             later_ms, delta, at = record_format.place(records, begin)
             found, data = exc, records[begin:at]
-        if not left and at != len(records):  # they may be records: the last one is not given without them
+        if not left and at != len(records):  # the rest may be records: without them, the last one is not returned
             raise MalformedError(
                 "records of a batch", f"{len(records) - at:,} bytes more", f"those of {batch.count:,} records"
             )

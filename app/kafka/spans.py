@@ -1,4 +1,4 @@
-"""Topics with the offsets of their partitions, for those that read a topic from one end to the other and stop there.
+"""Topics with the offsets of their partitions, for callers that read a topic from its beginning to its current end.
 
 The functions block. They also work in a thread that has an event loop, as in a notebook.
 """
@@ -62,7 +62,7 @@ class TopicSpans:
         return Retention(self.topic.name, self.topic.retention_ms, self.topic.cleanup_policy, self.topic.segment_ms)
 
     def difference(self, after: TopicSpans) -> str | None:
-        """Why the records that were read between this look and a later one may not be all, in a sentence; or None."""
+        """Why the records that were read since then may be incomplete, in a sentence, or None; `after` was later."""
         name = self.topic.name
         if self.topic.id != after.topic.id:
             return f"topic {name} was deleted and created again while it was read"
@@ -86,14 +86,14 @@ class TopicSpans:
 
 
 def described(client: ClientSettings, wanted: Mapping[str, Iterable[str]]) -> dict[str, TopicSpans]:
-    """The topics as they are now, in their order.
+    """The current state of topics, in their order.
 
     Args:
         client: how to reach the cluster.
-        wanted: the names of topics, by the option with which the user gave them.
+        wanted: the names of topics, by the option in which the user named them.
 
     Raises:
-        ConfigurationError: a topic is not there, or may not be described; a name is over its limit; or the cluster
+        ConfigurationError: a topic does not exist, or may not be described; a name is over its limit; or the cluster
             cannot be reached.
         ClusterError: the cluster did not answer.
     """
@@ -112,7 +112,7 @@ def described(client: ClientSettings, wanted: Mapping[str, Iterable[str]]) -> di
 
 
 def required(client: ClientSettings, wanted: Mapping[str, Iterable[str]]) -> dict[str, Identity]:
-    """As `described`, without offsets and configurations; needs no right but Describe."""
+    """Like `described`, but without offsets and configurations; needs no permission but Describe."""
 
     async def look(connection: AdminClient) -> dict[str, Identity]:
         found = await identities(connection.send, [name for names in wanted.values() for name in names])
@@ -134,7 +134,7 @@ def spans(client: ClientSettings, topics: Mapping[str, Identity]) -> dict[str, d
 
 
 def since(client: ClientSettings, topics: Iterable[TopicSpans], when_ms: int) -> dict[TopicPartition, int]:
-    """By partition, the first offset whose record has this timestamp or a later one, if there is such a record.
+    """By partition, the offset of the first record with this timestamp or a later one, if there is such a record.
 
     Raises:
         ConfigurationError: the cluster cannot be reached.
@@ -146,7 +146,7 @@ def since(client: ClientSettings, topics: Iterable[TopicSpans], when_ms: int) ->
 
 
 def listed(client: ClientSettings) -> dict[str, Identity]:
-    """Every topic that these credentials may describe, with what they may do with it; Kafka's own topics too.
+    """Every topic that these credentials may describe, with the operations that they allow; includes internal topics.
 
     Raises:
         ConfigurationError: the cluster cannot be reached.
@@ -171,7 +171,7 @@ def identified(client: ClientSettings, names: Iterable[str]) -> Mapping[str, Ide
 
 
 def blocking(work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of a coroutine, which runs in a thread of its own: this one may have an event loop."""
+    """The result of a coroutine, which runs in a separate thread, as this one may have an event loop."""
     with ThreadPoolExecutor(1, thread_name_prefix="wideload-kafka") as pool:
         return pool.submit(asyncio.run, work).result()
 
@@ -208,11 +208,11 @@ def _places(topics: Mapping[str, Topic | Identity]) -> list[TopicPartition]:
 
 
 def asked(client: ClientSettings, ask: Callable[[AdminClient], Awaitable[Result]], doing: str) -> Result:
-    """The answer of the cluster; it is asked again, up to ten seconds, while partitions have no leader.
+    """The answer of the cluster, which is asked again for up to ten seconds while partitions have no leader.
 
     Raises:
         ConfigurationError: the cluster cannot be reached.
-        ClusterError: it did not answer; `doing` says what was tried.
+        ClusterError: it did not answer; `doing` is what was tried.
     """
 
     async def answer() -> Result:

@@ -1,4 +1,4 @@
-"""Places in Kafka's logs and what stands for them, as aiokafka has them: tuples with names."""
+"""Named tuples for positions in Kafka's logs and members of groups, with functions of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Member(NamedTuple):
     """A member of a group, as it was when the group gave it its partitions.
 
     Attributes:
-        generation: of the group; -1 if it was no member any more.
+        generation: of the group; -1 if it was not a member any more.
         id: of the member.
         instance: its `group.instance.id`; None for none.
     """
@@ -27,7 +27,7 @@ class Member(NamedTuple):
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """The partition, of so many, that Java's clients choose for records with this key."""
+    """The partition that Java's clients choose for records with this key."""
     return int(murmur2(key) & 0x7FFFFFFF) % partitions
 
 

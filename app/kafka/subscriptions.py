@@ -1,4 +1,4 @@
-"""aiokafka's assignments and positions, for a consumer that commits what it has delivered, not what it has fetched."""
+"""aiokafka's assignments and positions, for a consumer that commits delivered records, not fetched ones."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from aiokafka import TopicPartition
 from aiokafka.consumer.subscription_state import Assignment, SubscriptionState, TopicPartitionState
 from aiokafka.structs import OffsetAndMetadata
 
-from app.kafka.shielded import heard
+from app.kafka.shielded import retrieve_exception
 
 
 class PolledSubscriptions(SubscriptionState):  # type: ignore[misc]  # aiokafka has no types
-    """Assignments of a consumer whose polls end, and whose errors are given to those who wait alone."""
+    """Assignments of a consumer whose polls always end, and whose errors are reported only to calls that wait."""
 
     @classmethod
     def adopt(cls, subscription: Any) -> None:
-        """Makes aiokafka's own one of these; another one of ours stays as it is."""
+        """Converts aiokafka's own object to this class; an object of ours stays as it is."""
         if type(subscription) is SubscriptionState:
             subscription.__class__ = cls
 
     def fetch_context(self) -> Self:
-        """Lets aiokafka see the end of a poll that raises, or is cancelled, too.
+        """Lets aiokafka notice the end of a poll that raises or is cancelled, too.
 
-        Else it takes that poll to last for ever, and `max.poll.interval.ms` never counts again. It is no generator as
-        aiokafka's own, which costs a third of a `getone`.
+        aiokafka would assume that this poll lasts forever, and `max.poll.interval.ms` would never apply again. Unlike
+        aiokafka's own context, this is not a generator, which costs a third of a `getone`.
         """
         return self
 
@@ -39,9 +39,9 @@ class PolledSubscriptions(SubscriptionState):  # type: ignore[misc]  # aiokafka 
             self._last_fetch_ended = time.monotonic()
 
     def abort_waiters(self, exc: BaseException) -> None:
-        """Lets the event loop not log the error: aiokafka gives it to waits that nobody reads, too."""
+        """Keeps asyncio from logging the error, which aiokafka also sets in futures that nobody reads."""
         for waiter in (*self._assignment_waiters, *self._fetch_waiters):
-            waiter.add_done_callback(heard)
+            waiter.add_done_callback(retrieve_exception)
         super().abort_waiters(exc)
 
 
@@ -52,27 +52,27 @@ class Undelivered(Protocol):
         """The offsets to commit if all records below `offsets` have been fetched."""
 
     def begin(self, place: TopicPartition, offset: int, metadata: str | None = None) -> None:
-        """The client reads the partition from this offset on, which is that of a commit with `metadata`, or another.
+        """The client reads the partition from this offset on, that of a commit with `metadata`, or another one.
 
-        What waits for its delivery, as the client has left the range of the log, is not read again.
+        If the client had left the range of the log, the records that wait for their delivery are not read again.
         """
 
     def seek(self, place: TopicPartition, offset: int) -> None:
-        """The application has set the position; incomplete messages that begin before it are not forgotten."""
+        """The application has set the position; incomplete messages that start before it are kept."""
 
     def assigned(self, places: Collection[TopicPartition]) -> None:
         """Forgets all records: the consumer has a new assignment."""
 
 
-class Woken(Exception):  # noqa: N818  # no error
-    """A call that waits for records is to look for what other calls have left."""
+class Woken(Exception):  # noqa: N818  # not an error
+    """A call that waits for records must check for records that other calls have left."""
 
 
 class _State(TopicPartitionState):  # type: ignore[misc]  # aiokafka has no types
-    """Reports each position that is set to `undelivered`.
+    """Reports each new position to `undelivered`.
 
     Attributes:
-        commit: the one at which reading began, while nothing was read.
+        commit: the commit at which reading started, while nothing was read.
     """
 
     partition: TopicPartition
@@ -85,13 +85,13 @@ class _State(TopicPartitionState):  # type: ignore[misc]  # aiokafka has no type
 
     def await_reset(self, strategy: int) -> None:
         if self.commit is not None and self.has_valid_position and self.position != self.commit.offset:
-            self.commit = None  # it says nothing of a log that is behind its end, or was made again
+            self.commit = None  # it does not apply to a log that is behind its end, or was recreated
         super().await_reset(strategy)
 
     def reset_to(self, position: int) -> None:
         super().reset_to(position)
-        if self.of.active:  # the position of an earlier assignment says nothing about this one
-            # The log may have lost the records at the commit. What was delivered above it stays delivered.
+        if self.of.active:  # the position of an earlier assignment does not apply to this one
+            # The log may have lost the records at the commit. Records above it that were delivered stay delivered.
             commit = self.commit
             note = commit.metadata if commit is not None and 0 <= commit.offset <= position else None
             self.of.undelivered.begin(self.partition, position, note)
@@ -103,7 +103,7 @@ class _State(TopicPartitionState):  # type: ignore[misc]  # aiokafka has no type
 
 
 class _Assignment(Assignment):  # type: ignore[misc]  # aiokafka has no types
-    """Gives the safe offsets to `commit` and to auto-commit."""
+    """Makes `commit` and auto-commit use the safe offsets."""
 
     undelivered: Undelivered
 
@@ -112,13 +112,13 @@ class _Assignment(Assignment):  # type: ignore[misc]  # aiokafka has no types
 
 
 class Subscriptions(PolledSubscriptions):
-    """Reports each assignment, and each position that is set, to the records that were fetched and not delivered."""
+    """Reports each assignment, and each new position, to the records that were fetched and not delivered."""
 
     undelivered: Undelivered
 
     @classmethod
     def adopt_for(cls, subscription: Any, undelivered: Undelivered) -> Subscriptions:
-        """Makes aiokafka's own one of these, before it has partitions."""
+        """Converts aiokafka's own object to this class, before it has partitions."""
         subscription.__class__, subscription.undelivered = cls, undelivered
         adopted: Subscriptions = subscription
         return adopted
@@ -132,14 +132,14 @@ class Subscriptions(PolledSubscriptions):
         self._adopt()
 
     def forget_commit(self, partition: TopicPartition) -> None:
-        """The application reads the partition again, also what the commit notes as delivered."""
+        """The application reads the partition again, including what the commit notes as delivered."""
         self.subscription.assignment.state_value(partition).commit = None
 
     def wake(self) -> None:
         """Ends the waits of all calls for records, with `Woken`."""
         for waiter in self._fetch_waiters:
             if not waiter.done():
-                waiter.add_done_callback(heard)
+                waiter.add_done_callback(retrieve_exception)
                 waiter.set_exception(Woken())
 
     def _adopt(self) -> None:

@@ -1,7 +1,7 @@
-"""Tokens with which clients log in by OAUTHBEARER: of an OIDC provider (KIP-768), or signed for Amazon MSK.
+"""Tokens for the OAUTHBEARER login of clients: from an OIDC provider (KIP-768), or signed for Amazon MSK.
 
-A provider serves all clients with the same login, on any event loop. It asks for a token when a connection begins, and
-keeps it for 80 % of its time (Kafka's `sasl.login.refresh.window.factor`).
+A provider serves all clients with the same login, on any event loop. It requests a token when a connection is opened,
+and keeps it for 80 % of its lifetime (Kafka's `sasl.login.refresh.window.factor`).
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _NEEDED = (
     "sasl.oauthbearer.client.credentials.client.secret",
 )
 _KEPT = 0.8
-_UNKNOWN_S = 60.0  # of a token that does not say how long it is good
+_UNKNOWN_S = 60.0  # the lifetime of a token that does not state one
 _MOST_S = 86_400.0
-_LATEST_S = 1e12  # no float holds any number of JSON
+_LATEST_S = 1e12  # numbers of JSON may exceed the range of a float
 _TIMEOUT_S = 10.0  # of each wait
-_WHOLE_S = 30.0  # of the name, the connection and an answer that comes byte by byte
+_WHOLE_S = 30.0  # for the name, the connection, and an answer that arrives byte by byte
 _MOST_BYTES = 65_536  # of an answer
-_TOLD_CHARACTERS = 200
+_SHOWN_CHARACTERS = 200
 _SERVER_ERROR = 500
 _TOO_MANY = 429
 _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # RFC 6750, section 2.1
@@ -53,7 +53,7 @@ _SIGNER = "aws_msk_iam_sasl_signer"
 
 
 class TokenError(KafkaError):  # type: ignore[misc]  # aiokafka has no types
-    """There is no token to log in with. `retriable` says whether another try may succeed."""
+    """There is no token to log in with. `retriable` is true if another try may succeed."""
 
     def __init__(self, reason: str, *, retriable: bool) -> None:
         super().__init__(reason)
@@ -62,17 +62,17 @@ class TokenError(KafkaError):  # type: ignore[misc]  # aiokafka has no types
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """The text that brokers accept, and how many seconds it is valid from now on."""
+    """The text that brokers accept, and for how many seconds it is valid from now on."""
 
     text: str = field(repr=False)
     seconds: float
 
 
 class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka has no types
-    """Gives clients the current token, or raises `TokenError`. Any thread may use it.
+    """Provides clients with the current token, or raises `TokenError`. Any thread may use it.
 
     Args:
-        obtain: gives a new token, and blocks while it asks for it.
+        obtain: returns a new token; blocks.
     """
 
     def __init__(self, obtain: Callable[[], Token]) -> None:
@@ -86,7 +86,7 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka ha
         return self._text if self._is_good() else await asyncio.to_thread(self.now)
 
     def now(self) -> str:
-        """The token; a new one if the last one is nearly over."""
+        """The token; a new one if the last one expires soon."""
         with self._lock:
             if not self._is_good():
                 since_s = time.monotonic()
@@ -99,7 +99,7 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka ha
 
 
 def token_provider(security: Mapping[str, Any], bootstrap_servers: str) -> TokenProvider:
-    """The provider for a login with one of `TOKEN_MECHANISMS`; the same one for the same login.
+    """The provider for a login with one of `TOKEN_MECHANISMS`; equal logins share one.
 
     Raises:
         ConfigurationError: a package or the region is missing.
@@ -125,7 +125,7 @@ def _provider(obtain: Callable[..., Token], *login: str | None) -> TokenProvider
 
 
 class _Unmoved(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: the secret would go to another host."""
+    """Follows no redirect, which would send the secret to another host."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
@@ -136,7 +136,7 @@ _CALLS = Calls()
 
 
 def _answer(request: urllib.request.Request) -> tuple[int, bytes]:
-    """The status and the body, which is cut behind `_MOST_BYTES`."""
+    """The status and the body, of which at most `_MOST_BYTES` and one byte are read."""
     try:
         with _OPENER.open(request, timeout=_TIMEOUT_S) as answer:
             return answer.status, answer.read(_MOST_BYTES + 1)
@@ -146,7 +146,7 @@ def _answer(request: urllib.request.Request) -> tuple[int, bytes]:
 
 
 def _asked(url: str, client_id: str, secret: str, scope: str | None) -> Token:
-    """Asks for a token with the client's credentials (RFC 6749, section 4.4), as Kafka's own client does."""
+    """Requests a token with the client's credentials (RFC 6749, section 4.4), as Kafka's own client does."""
     form = {"grant_type": "client_credentials", **({"scope": scope} if scope else {})}
     login = base64.b64encode(f"{client_id}:{secret}".encode()).decode()
     request = urllib.request.Request(  # noqa: S310  # the configuration allows http and https alone
@@ -157,32 +157,32 @@ def _asked(url: str, client_id: str, secret: str, scope: str | None) -> Token:
     at = f"the token endpoint {url.partition('?')[0]}"
     try:
         status, body = _CALLS.within(round(_WHOLE_S * 1000), functools.partial(_answer, request))
-    except (OSError, ValueError) as exc:  # also what http.client makes of an answer that is none
+    except (OSError, ValueError) as exc:  # also raised by http.client for an invalid answer
         reason = getattr(exc, "reason", None) or exc
         raise TokenError(f"{at} does not answer: {reason}", retriable=True) from exc
     except Exception as exc:
         raise TokenError(f"{at} does not speak HTTP: {type(exc).__name__}", retriable=True) from exc
     if status not in range(200, 300):
         retriable = status >= _SERVER_ERROR or status == _TOO_MANY
-        raise TokenError(f"{at} answers {status}{_told(body, secret)}", retriable=retriable)
+        raise TokenError(f"{at} answers {status}{_oauth_error(body, secret)}", retriable=retriable)
     return _token_of(body, at)
 
 
-def _told(body: bytes, secret: str) -> str:
-    """`error` and `error_description` of an answer (RFC 6749, section 5.2), for people."""
+def _oauth_error(body: bytes, secret: str) -> str:
+    """`error` and `error_description` of an answer (RFC 6749, section 5.2), without the secret."""
     found = _object(body)
     parts = [value for name in ("error", "error_description") if isinstance(value := found.get(name), str)]
     text = ": ".join(part.replace(secret, "***") if secret else part for part in parts)
-    return f": {text[:_TOLD_CHARACTERS]!a}" if text else ""
+    return f": {text[:_SHOWN_CHARACTERS]!a}" if text else ""
 
 
 def _token_of(body: bytes, at: str) -> Token:
-    """The token of an answer, valid as long as that says; else as a JSON Web Token says (RFC 7519, section 4.1.4)."""
+    """The token of an answer, with its lifetime by the answer or by its JSON Web Token (RFC 7519, section 4.1.4)."""
     found = _object(body) if len(body) <= _MOST_BYTES else {}
     text = found.get("access_token")
-    # Whatever else it were, it would come into the login between control characters.
+    # Anything else would be inserted into the login, between control characters.
     if not isinstance(text, str) or not _TOKEN.fullmatch(text):
-        raise TokenError(f"{at} gives no access_token", retriable=True)
+        raise TokenError(f"{at} returns no access_token", retriable=True)
     seconds = _number(found, "expires_in")
     if seconds is None or not seconds > 0:
         until_s = None
@@ -212,7 +212,7 @@ def _number(found: Mapping[str, Any], name: str) -> float | None:
 
 
 def _signed(region: str) -> Token:
-    """A token that says who the AWS credentials of this process are; nothing is asked but for those."""
+    """A token that is signed with the AWS credentials of this process; only these are requested."""
     signer = importlib.import_module(f"{_SIGNER}.MSKAuthTokenProvider")  # an extra
     try:
         text, until_ms = signer.generate_auth_token(region)

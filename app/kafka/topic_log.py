@@ -1,4 +1,4 @@
-"""A topic of one partition as a log that several processes share: read from its beginning, followed, and written."""
+"""A topic with one partition as a log that several processes share: read from its beginning, followed, and written."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from app.kafka.topics import identities
 from transforms.record import SourceRecord
 
 _POLL_MS = 500
-_QUIET_S = 30.0  # aiokafka never bootstraps again; after so long without a record the log is asked for its end
-_LOOK_S = 2.5  # between two looks whether it is the same topic
-_REQUEST_MS = 10_000  # less than who asks waits, for a machine that is gone ends no connection
+_QUIET_S = 30.0  # aiokafka never bootstraps again; after this time without a record the end of the log is requested
+_LOOK_S = 2.5  # between two checks whether the topic was recreated
+_REQUEST_MS = 10_000  # less than callers wait, as a machine that is gone does not close connections
 _MOST_BYTES = 1_048_576  # of the records of a batch, before compression
 
 
 class UnacknowledgedError(ClusterError):
-    """A record was sent, and no broker has acknowledged it. It may be written: the answer to a request may be lost."""
+    """A record was sent, but no broker has acknowledged it. It may be written, as the answer may have been lost."""
 
 
 class TopicLog:
@@ -40,12 +40,12 @@ class TopicLog:
     Args:
         client: how to reach the cluster.
         topic: its name; it exists.
-        take: gets each record, and whether it was written before the log was first read: by this process at all, or
-            since the topic was recreated or cut.
-        skipped: gets what is reported of records that would fill the memory, or are damaged.
+        take: called with each record, and whether it was written before the log was first read: by this process at
+            all, or since the topic was recreated or cut.
+        skipped: called with a message for records that are too large for the memory, or damaged.
 
     Attributes:
-        position: the offset behind what was read; -1 before the first read.
+        position: the offset after the last record that was read; -1 before the first read.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class TopicLog:
         self._id: str | None = None
 
     async def read(self, seconds: float) -> None:
-        """Reads up to the end that the log has now.
+        """Reads up to the current end of the log.
 
         Raises:
             ClusterError: it was not read within `seconds`.
@@ -83,10 +83,10 @@ class TopicLog:
             ) from exc
 
     async def follow(self, ready: Callable[[], None]) -> Never:
-        """Goes on reading until it is cancelled. `ready` is called once the end was reached.
+        """Continues reading until it is cancelled. `ready` is called once the end was reached.
 
         Raises:
-            ClusterError: the cluster failed, or has another log now; to be called again.
+            ClusterError: the cluster failed, or the log was replaced; call this again.
         """
         async with self._reading() as reader:
             controls = reader.controls
@@ -107,11 +107,11 @@ class TopicLog:
                     looked_s = time.monotonic()
 
     async def append(self, key: bytes, value: bytes) -> None:
-        """Writes a record to all replicas that are in sync; tries until it is cancelled, and not once more.
+        """Writes a record to all replicas that are in sync. It retries until it is cancelled, and not after that.
 
         Raises:
             UnacknowledgedError: no broker has acknowledged it.
-            ClusterError: it was not written: no broker was reached, or it is refused.
+            ClusterError: it was not written: no broker was reached, or it was refused.
         """
         async with writing_producer(self._client, request_timeout_ms=_REQUEST_MS) as producer:
             try:
@@ -122,16 +122,16 @@ class TopicLog:
                     raise error from exc
                 raise UnacknowledgedError(str(error), retriable=error.retriable) from exc
             finally:
-                await ProducerControls(producer).abandon()  # `stop` would try on, until it is written
+                await ProducerControls(producer).abandon()  # `stop` would keep trying until it is written
 
     @asynccontextmanager
     async def _reading(self) -> AsyncIterator[TopicReader]:
-        """A reader of the log, for the length of a block; it stands where the last one has ended."""
+        """A reader of the log, for the duration of a block; it starts where the last one has ended."""
         consumer = topic_consumer(
             self._client,
             auto_offset_reset="none",
             request_timeout_ms=_REQUEST_MS,
-            # A transaction that somebody has left open must not hide what is behind it.
+            # A transaction that was left open must not hide later records.
             isolation_level="read_uncommitted",
         )
         consumer.assign([self._partition])
@@ -142,12 +142,12 @@ class TopicLog:
                 yield reader
             except OffsetOutOfRangeError as exc:
                 raise ClusterError(
-                    f"topic {self._topic} was made again or cut: it has no record at offset {self.position:,}",
+                    f"topic {self._topic} was recreated or cut: it has no record at offset {self.position:,}",
                     retriable=True,
                 ) from exc
 
     async def _begin(self, controls: ConsumerControls) -> int:
-        """The offset to go on at; that of the beginning for a log that is new, or another one."""
+        """The offset at which to continue: the beginning if the log is new, or was replaced."""
         first = (await controls.consumer.beginning_offsets([self._partition]))[self._partition]
         end = await self._end(controls)
         other = await self._other_id(controls)
@@ -158,13 +158,13 @@ class TopicLog:
         return self.position
 
     async def _check_same(self, controls: ConsumerControls) -> None:
-        """Looks whether the topic is still the same: another one may have grown past the position."""
-        with contextlib.suppress(KafkaError, OSError):  # no answer says nothing of the topic
+        """Checks that the topic was not recreated: the new topic may have grown past the position."""
+        with contextlib.suppress(KafkaError, OSError):  # without an answer, nothing is known
             if await self._other_id(controls) is not None:
-                raise ClusterError(f"topic {self._topic} was deleted and made again", retriable=True)
+                raise ClusterError(f"topic {self._topic} was deleted and recreated", retriable=True)
 
     async def _other_id(self, controls: ConsumerControls) -> str | None:
-        """The id of the topic, if it is another one than before; brokers before Kafka 2.8 give none."""
+        """The id of the topic, if it has changed; brokers before Kafka 2.8 report none."""
         found = await identities(controls.send, [self._topic])
         identity = found.get(self._topic)
         if identity is None and self._topic in found:
@@ -175,7 +175,7 @@ class TopicLog:
         return int((await controls.consumer.end_offsets([self._partition]))[self._partition])
 
     async def _poll(self, reader: TopicReader) -> bool:
-        """Takes what has come; False if nothing has."""
+        """Passes on the records that have arrived; False if there were none."""
         async for _, records in reader.poll(self._partition, timeout_ms=_POLL_MS):
             for record in records:
                 if isinstance(record, UnreadBatch):

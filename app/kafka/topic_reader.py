@@ -1,4 +1,4 @@
-"""Reads a topic for a command: within bounds of memory, from which offset, to which end, and how long it waits."""
+"""Reads a topic for a command: within bounds of memory, from an offset up to an end, with a time to wait."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from transforms.errors import ConfigurationError
 from transforms.record import SourceRecord
 
 _POLL_MS = 200
-# A member that does not poll for so long leaves the group and restarts at its last commit. A batch that takes longer to
-# inflate would do so each time, and the command would make no progress.
+# A member that does not poll for this time leaves the group and restarts at its last commit. If a batch took longer to
+# inflate, this would happen each time, and the command would make no progress.
 _POLL_INTERVAL_MS = 86_400_000
 _MAX_RECORDS = 500  # of one poll, so that a command shows records and commits often enough
 MOST_BYTES = 268_435_456  # of a batch before compression: the default of in.flight.bytes
 ALLOWED = "256 MiB where a command or a job reads"
-_GIVEN_BYTES = 33_554_432  # so that 500 records of one batch after the other do not fill the memory
-_HEADER_BYTES = 100  # of one as an object, at least
+_GIVEN_BYTES = 33_554_432  # so that 500 records of several batches do not fill the memory
+_HEADER_BYTES = 100  # the least memory of a header object
 
 
 class TopicReader:
     """Reads the records of one consumer. Belongs to its event loop.
 
-    Names of headers may be any bytes; see `transforms/record_format.py`. A batch that holds more than it may comes as
-    one `UnreadBatch`, as does a record with more headers than the worker reads.
+    Names of headers may be any bytes; see `transforms/record_format.py`. A batch that is too large is returned as one
+    `UnreadBatch`, as is a record with more headers than the worker reads.
 
     Args:
         consumer: started, and not polled yet.
-        most_bytes: of a batch before compression.
-        allowed: what that is, for people.
+        most_bytes: the maximum size of a batch before compression.
+        allowed: a description of this limit for messages.
 
     Attributes:
         controls: of the consumer.
@@ -61,16 +61,16 @@ class TopicReader:
 
     @property
     def held(self) -> bool:
-        """Whether what the last poll gave is still this consumer's: no rebalance has begun since."""
+        """Whether the records of the last poll still belong to this consumer: no rebalance has started since."""
         return self.controls.assignment is self._assignment and not self.controls.rebalancing
 
     async def poll(
         self, *partitions: TopicPartition, timeout_ms: int = _POLL_MS, most: int = _MAX_RECORDS
     ) -> AsyncIterator[tuple[TopicPartition, Sequence[SourceRecord]]]:
-        """What one poll gives: records of a partition, some at a time. It ends early at a rebalance.
+        """The records of one poll, some of a partition at a time. It ends early at a rebalance.
 
-        The position of the consumer is behind all of them from the beginning. Without `partitions`, all that are
-        assigned are read; `most` are the most records at a time.
+        The position of the consumer is after all of them from the start. Without `partitions`, all assigned partitions
+        are read; `most` is the maximum number of records at a time.
         """
         polled = await self.controls.consumer.getmany(*partitions, timeout_ms=timeout_ms, max_records=most)
         self._assignment = self.controls.assignment
@@ -86,7 +86,7 @@ class TopicReader:
                         given, size = [], 0
                         if not self.held:
                             return
-                await asyncio.sleep(0)  # to look into a batch may have taken long
+                await asyncio.sleep(0)  # decoding a batch may have taken long
             if given:
                 yield partition, given
                 if not self.held:
@@ -99,9 +99,9 @@ def _size(record: SourceRecord) -> int:
 
 
 def topic_consumer(client: ClientSettings, group: str | None = None, **arguments: Any) -> AIOKafkaConsumer:
-    """A consumer, not started: it reads committed records, and commits only what a caller asks for.
+    """A consumer, not started: it reads committed records, and commits only on request.
 
-    `arguments` are aiokafka's, in place of what is usual here.
+    `arguments` are aiokafka's, in place of the defaults used here.
     """
     usual: dict[str, Any] = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
     consumer = create_no_topics(
@@ -135,7 +135,7 @@ async def reading(
         started = True
         yield TopicReader(consumer, **bounds)
     except (KafkaError, IllegalStateError, OSError) as exc:
-        if started and isinstance(exc, OSError):  # of the caller, such as a file that it writes
+        if started and isinstance(exc, OSError):  # of the caller, for example of a file that it writes
             raise
         refused = None if group is None else refused_name("group-id", group, "--group", refusals.code)
         raise refused or translated(exc, f"topic {topic}", refusals.code) from exc
@@ -147,14 +147,14 @@ async def reading(
 
 
 class Pending(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
-    """What a caller holds of the records that it was given, as with chunks of messages that are not whole; nothing."""
+    """The records that a caller has received and not finished, such as chunks of incomplete messages; here none."""
 
     def safe_offset(self, partition: TopicPartition, position: int) -> int:  # noqa: ARG002
-        """The offset to commit when all records before a position were given."""
+        """The offset to commit when all records before a position were returned."""
         return position
 
     def release(self, partition: TopicPartition) -> None:
-        """The partition is another consumer's now, which reads again what is pending of it."""
+        """The partition has moved to another consumer, which reads its pending records again."""
 
     def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
         """See aiokafka."""
@@ -171,11 +171,11 @@ class Selection:
 
     Attributes:
         partition: only this one; None for all.
-        start: `earliest`, `latest`, an offset, or how many records before the end (below 0).
-        group: the consumer group; its committed offsets go before `start`, and new ones are committed.
-        until_end: stop at the end that the log has now; what a partition has that is added later does not count.
-        max_messages: stop after so many.
-        timeout_ms: stop if none has come for so long.
+        start: `earliest`, `latest`, an offset, or below 0 the number of records before the end.
+        group: the consumer group; its committed offsets take precedence over `start`, and new ones are committed.
+        until_end: stop at the current end of the log; partitions that are added later are not considered.
+        max_messages: stop after this number.
+        timeout_ms: stop if none has arrived for this time.
     """
 
     partition: int | None = None
@@ -199,11 +199,11 @@ class SelectionReader:
         self._count = 0
 
     async def begin(self, partitions: Sequence[TopicPartition]) -> None:
-        """Seeks to the start of the selection; refuses an offset that is not there by a ConfigurationError."""
+        """Seeks to the start of the selection; a ConfigurationError refuses an offset that does not exist."""
         first = await self._consumer.beginning_offsets(partitions)
         self._ends = await self._consumer.end_offsets(partitions)
         if self._selection.group is not None:
-            return  # the committed offsets count, which are known after the first rebalance
+            return  # the committed offsets apply, which are known after the first rebalance
         for partition in partitions:
             self._consumer.seek(partition, self._offset(partition, first[partition], self._ends[partition]))
 
@@ -222,11 +222,11 @@ class SelectionReader:
         return start
 
     async def batches(self, enough: Callable[[], bool] | None = None) -> AsyncIterator[Iterator[SourceRecord]]:
-        """The records as they come, some at a time, until the end of the selection.
+        """The records as they arrive, some at a time, until the end of the selection.
 
-        With a group, the offsets of a batch are committed before the next one, or at the end. A batch ends early where
-        a rebalance begins, and is not committed: the next owner of the partition reads it again. If `enough` is given,
-        it is asked before each record whether to stop, and `max_messages` does not count.
+        With a group, the offsets of a batch are committed before the next one, or at the end. If a rebalance starts,
+        a batch ends early and is not committed: the next owner of the partition reads it again. `enough`, if given, is
+        called before each record to find out whether to stop, and replaces `max_messages`.
         """
         enough = enough or self._has_enough
         timeout_ms, last_s = self._selection.timeout_ms, time.monotonic()
@@ -239,8 +239,8 @@ class SelectionReader:
                 last_s = time.monotonic()
                 if enough():
                     return
-            # Marks of transactions and gaps of compaction behind the last record that was given: else retention may
-            # take them, and the next reader would not find its offset in the log.
+            # Also commit transaction markers and gaps of compaction after the last record that was returned. Otherwise
+            # retention may delete them, and the next reader would not find its offset in the log.
             for partition, committed in tuple(self._committed.items()):
                 position = self._reader.controls.position(partition)
                 if self._reader.held and position is not None and position > committed:
@@ -254,7 +254,7 @@ class SelectionReader:
     def _wanted(
         self, records: Iterable[SourceRecord], given: list[SourceRecord], enough: Callable[[], bool]
     ) -> Iterator[SourceRecord]:
-        """The records, until a rebalance begins: it releases what is pending, and the rest has no beginning then."""
+        """The records, until a rebalance starts: it releases pending ones, so the rest would lack its beginning."""
         for record in records:
             if not self._reader.held or enough():
                 return
@@ -281,14 +281,14 @@ class SelectionReader:
             if self._reader.held:
                 raise
             return False  # a partition has gone to another consumer
-        return reached and not self._reader.controls.rebalancing  # else the position is behind what was dropped
+        return reached and not self._reader.controls.rebalancing  # else the position is after records that were dropped
 
 
 @asynccontextmanager
 async def open_reader(
     client: ClientSettings, topic: Topic, selection: Selection, pending: Pending | None = None
 ) -> AsyncIterator[SelectionReader]:
-    """A reader for the length of a block.
+    """A reader for the duration of a block.
 
     Raises:
         ConfigurationError: there is no such partition or offset, or the brokers refuse the group for its length.

@@ -38,10 +38,10 @@ OLDEST, NEWEST = "message.timestamp.before.max.ms", "message.timestamp.after.max
 """How far the timestamp of a record may be behind the broker's clock, and ahead of it; from Kafka 3.6 on."""
 
 TIMESTAMPS = (_TIMESTAMP_TYPE, OLDEST, NEWEST, _EITHER_WAY)
-"""The properties of a topic that say which timestamps it takes."""
+"""The properties of a topic that limit the timestamps of its records."""
 
 InSync = Mapping[int, tuple[int, int]]
-"""By the number of a partition, how many of its replicas are in sync, and how many there are."""
+"""By partition number: how many of its replicas are in sync, and how many there are."""
 
 _NO_ID = (0, 0)
 _NOT_SAID = -(2**31)  # in the place of operations
@@ -56,11 +56,11 @@ class Topic:
     Attributes:
         name: of the topic.
         partitions: how many it has.
-        max_message_bytes: the most bytes of one batch.
+        max_message_bytes: the maximum size of a batch.
         cleanup_policy: `delete`, `compact`, or both.
-        retention_ms: how long records stay if the policy has `delete`; -1 without limit.
-        segment_ms: how much longer they may stay, since whole segments are deleted; 0 if the cluster does not say.
-        id: of the topic; a later topic of the same name has another. None if the cluster gives none.
+        retention_ms: how long records stay if the policy has `delete`; -1 for no limit.
+        segment_ms: how much longer they may stay, since whole segments are deleted; 0 if that is not reported.
+        id: of the topic; a later topic with this name has another one. None if the cluster reports none.
         oldest_ms: how old the timestamp of a record may be; None for no limit.
         newest_ms: how far ahead the timestamp of a record may be; None for no limit.
         recompressed: whether brokers compress its batches again: its `compression.type` is not `producer`.
@@ -87,9 +87,9 @@ class Topic:
             )
 
     def takes_timestamp(self, timestamp_ms: int, now_s: float, margin_ms: int = 0) -> bool:
-        """Whether brokers accept a record with this timestamp at a time in seconds, if their clocks agree with ours.
+        """Whether brokers accept a record with this timestamp at the time `now_s`, if their clocks agree with ours.
 
-        The margin is subtracted from the topic's limits; below 0 it extends them.
+        The margin is subtracted from the topic's limits; a negative margin extends them.
         """
         if timestamp_ms == _NO_TIMESTAMP:
             return True
@@ -112,7 +112,7 @@ async def topic_of(config: Mapping[str, object], name: str) -> Topic:
 
 
 async def topics(connection: AdminClient, names: Iterable[str]) -> dict[str, Topic]:
-    """The topics that exist and that the user may see, by name.
+    """The existing topics that the user may see, by name.
 
     Raises:
         ConfigurationError: the user may not read the configuration of one of them.
@@ -155,9 +155,9 @@ async def topics(connection: AdminClient, names: Iterable[str]) -> dict[str, Top
 
 
 def shortage(topic: str, in_sync: InSync, least: int) -> str | None:
-    """Which partitions of a topic accept no record with `acks=all`, as too few replicas are in sync; None if all do.
+    """Which partitions of a topic accept no records with `acks=all`, as too few replicas are in sync, or None.
 
-    `least` is `min.insync.replicas`. Brokers require no more replicas than a partition has.
+    `least` is `min.insync.replicas`. Brokers do not require more replicas than a partition has.
     """
     short = {number: found for number, (found, replicas) in in_sync.items() if found < min(least, replicas)}
     if not short:
@@ -171,9 +171,9 @@ def shortage(topic: str, in_sync: InSync, least: int) -> str | None:
 
 
 async def missing_topic(connection: AdminClient, name: str, hint: str, *, existed: bool = False) -> str:
-    """What is said of a topic that does not exist, and what to do: with a topic of nearly this name, if there is one.
+    """The message for a topic that does not exist, with a topic of a similar name, if there is one.
 
-    The name of a topic that has existed is right.
+    A topic that has `existed` is spelled correctly.
     """
     known: list[str] = []
     if not existed:
@@ -184,10 +184,10 @@ async def missing_topic(connection: AdminClient, name: str, hint: str, *, existe
 
 
 def timestamp_bound_ms(config: Mapping[str, str], name: str) -> int | None:
-    """How far from now a timestamp may be; None if brokers set timestamps themselves, or do not say.
+    """How far from now a timestamp may be; None if brokers set timestamps themselves, or do not report a bound.
 
-    Without a bound it is 2**63 - 1, as brokers report it: there are timestamps that are further from now. `config` has
-    the values of `TIMESTAMPS`; `name` is `OLDEST` or `NEWEST`.
+    Without a bound this is 2**63 - 1, as brokers report it: timestamps can be further from now. `config` has the values
+    of `TIMESTAMPS`; `name` is `OLDEST` or `NEWEST`.
     """
     if config.get(_TIMESTAMP_TYPE) == "LogAppendTime":
         return None
@@ -195,11 +195,11 @@ def timestamp_bound_ms(config: Mapping[str, str], name: str) -> int | None:
     return next((each for each in bounds if each != _UNBOUNDED), _UNBOUNDED if bounds else None)
 
 
-# --- what is looked at again and again --------------------------------------------------------------------------------
+# --- identities, which are checked regularly --------------------------------------------------------------------------
 
 
 class Operation(IntEnum):
-    """What an ACL may allow with a topic; the numbers are Kafka's (`AclOperation`)."""
+    """An operation on a topic that an ACL may allow; the numbers are Kafka's (`AclOperation`)."""
 
     READ = 3
     WRITE = 4
@@ -207,14 +207,14 @@ class Operation(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Tells a topic from a later one of the same name.
+    """Distinguishes a topic from a later one with its name.
 
     Attributes:
-        id: of the topic; None if the cluster gives none.
+        id: of the topic; None if the cluster reports none.
         partitions: how many it has.
         in_sync: of each partition.
-        operations: what the user may do with it; None if the cluster does not say, or was not asked.
-        internal: whether it is one of Kafka's own.
+        operations: the operations that the user may perform; None if they were not requested, or not reported.
+        internal: whether it is an internal topic of Kafka.
     """
 
     id: str | None
@@ -239,7 +239,7 @@ class _TopicIds(Query):
 async def identities(send: Send, names: Iterable[str], *, operations: bool = False) -> Mapping[str, Identity | None]:
     """The topics by name, None for a topic that does not exist; without topics that the user may not describe.
 
-    With `operations`, also what the user may do with them; brokers before Kafka 2.8 are not asked.
+    With `operations`, also the operations that the user may perform; brokers before Kafka 2.8 are not asked.
     """
     return {
         name: identity if error.errno == 0 else None
@@ -251,7 +251,7 @@ async def identities(send: Send, names: Iterable[str], *, operations: bool = Fal
 async def _described(
     send: Send, names: Iterable[str], *, operations: bool = False
 ) -> Mapping[str, tuple[type[KafkaError], Identity]]:
-    """By name the error that the brokers give for a topic, and the topic. No topic is created."""
+    """By name: the error that brokers return for a topic, and the topic. No topic is created."""
     names = list(dict.fromkeys(names))
     try:
         response = await send(

@@ -1,17 +1,17 @@
 """The requests of an aiokafka producer's transactions, and its start.
 
-A transaction takes five requests: AddPartitionsToTxn, Produce, AddOffsetsToTxn, TxnOffsetCommit, EndTxn. aiokafka sends
-one after the other, AddOffsetsToTxn once there are offsets. But the coordinator adds the group as soon as it knows the
-transaction, so here that is asked while the batches are on their way, and aiokafka gets the response later.
+A transaction needs five requests: AddPartitionsToTxn, Produce, AddOffsetsToTxn, TxnOffsetCommit, EndTxn. aiokafka sends
+one after the other, and AddOffsetsToTxn only once there are offsets. But the coordinator can add the group as soon as
+it knows the transaction, so here this request is sent while the batches are in flight, and aiokafka gets the response
+later.
 
 Offsets name the member of the group that commits them (KIP-447, from Kafka 2.5 on), so that the coordinator refuses
-those of a former owner. By its epoch alone their log refuses them, and before Kafka 4.0 the coordinator then drops the
-offsets that the next owner has sent, too: both have one producer id.
+those of a former owner. With the producer epoch alone, only the log would refuse them, and before Kafka 4.0 the
+coordinator would then also drop the offsets that the next owner has sent, as both have one producer id.
 
-The response to EndTxn comes before the marks of the transaction are in the logs. Until they are, a request of the next
-transaction is refused with CONCURRENT_TRANSACTIONS: for a few milliseconds, where brokers are near. aiokafka waits
-20 ms before it asks again, or 100 for AddOffsetsToTxn. Here it waits a millisecond at first, and twice as long each
-time.
+The response to EndTxn arrives before the markers of the transaction are in the logs. Until they are, a request of the
+next transaction is refused with CONCURRENT_TRANSACTIONS: for a few milliseconds, if brokers are near. aiokafka waits
+20 ms before it retries, or 100 for AddOffsetsToTxn. Here it waits a millisecond at first, and twice as long each time.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from aiokafka.protocol.transaction import (
 
 from app.kafka.gate import Call, Gate, Place, Send, Versions
 from app.kafka.queries import knows, version
-from app.kafka.shielded import heard
+from app.kafka.shielded import retrieve_exception
 from app.kafka.structs import Member
 
-_START_S = 60.0  # aiokafka would try for ever
+_START_S = 60.0  # aiokafka would try forever
 _FIRST_WAIT_S = 0.001
 _LONGEST_WAIT_S = 0.02
 
@@ -65,9 +65,10 @@ class TransactionRequests:
         group_id: the group whose offsets are in the transactions.
 
     Attributes:
-        member: of the group, which commits the offsets from now on; None for none.
-        moved_on: whether the group has refused offsets because it is none any more. aiokafka knows no such refusal: it
-            gets GROUP_AUTHORIZATION_FAILED in its place, which ends the transaction. The next owner aborts it.
+        member: the member of the group that commits the offsets from now on; None for none.
+        moved_on: whether the group has refused offsets because this is not a member any more. aiokafka does not know
+            such errors: it gets GROUP_AUTHORIZATION_FAILED instead, which ends the transaction. The next owner aborts
+            it.
     """
 
     # State that changes: `_refusal`, with each InitProducerId; `_group`, from the first AddPartitionsToTxn of a
@@ -93,11 +94,11 @@ class TransactionRequests:
         _look_up_again(producer.client)
 
     async def start(self) -> None:
-        """Starts the producer within a minute. What the last one with its id has left open is aborted or committed.
+        """Starts the producer within a minute. An open transaction of its predecessor is aborted, or committed.
 
         Raises:
-            KafkaTimeoutError: it was not started in time; the error depends on what the coordinator has answered.
-            KafkaError: the cluster does not let it.
+            KafkaTimeoutError: it was not started in time; the error depends on the answers of the coordinator.
+            KafkaError: the cluster refuses.
         """
         try:
             async with asyncio.timeout(_START_S) as timeout:
@@ -130,7 +131,7 @@ class TransactionRequests:
         if self._group is None and not any(_codes_of_partitions(response)):
             adding = AddOffsetsToTxnRequest(*self._ids, self._group_id)
             self._group = asyncio.get_running_loop().create_task(call.ask(adding))
-            self._group.add_done_callback(heard)
+            self._group.add_done_callback(retrieve_exception)
         return response
 
     def _note_ids(self, struct: Any, _: Versions) -> Any:
@@ -138,8 +139,8 @@ class TransactionRequests:
         return struct
 
     async def _add_group(self, _: Call, send: Send) -> Any:
-        # After an error, the request of aiokafka itself tells it, once all batches are acknowledged: an early one would
-        # end the transaction, and aiokafka would send batches of partitions that are not added yet.
+        # After an error, aiokafka's own request reports it, once all batches are acknowledged: an earlier error would
+        # end the transaction, and aiokafka would send batches of partitions that have not been added.
         if self._group is not None:
             await asyncio.wait([self._group])
             if self._group.exception() is None and not self._group.result().error_code:
@@ -159,13 +160,13 @@ class TransactionRequests:
 
     async def _end(self, _: Call, send: Send) -> Any:
         if self._group is not None:
-            await asyncio.wait([self._group])  # behind the end it would begin another transaction
+            await asyncio.wait([self._group])  # after the end it would begin another transaction
             self._group = None
         return await send()
 
 
 def _of_member(member: Member | None, struct: Any, versions: Versions) -> Any:
-    """Offsets with the epochs of their records, and with the member that commits them, if the broker knows that."""
+    """Offsets with the epochs of their records, and with the member that commits them, if the broker supports this."""
     if member is None or not knows(versions, _OFFSETS_OF_MEMBER):
         return struct
     topics: list[Any] = [(topic, [(*row, {}) for row in partitions], {}) for topic, partitions in struct.topics]
@@ -187,10 +188,10 @@ async def _begun(send: Send, codes: Callable[[Any], list[int]]) -> Any:
 
 
 def _look_up_again(client: Any) -> None:
-    """Lets a client search for coordinators until it finds them.
+    """Makes a client search for coordinators until it finds them.
 
-    aiokafka's sender asks again after some errors, and ends with a traceback by all others, though most of these pass
-    as well: a connection that breaks, a coordinator that loads.
+    aiokafka's sender retries after some errors, and ends with a traceback on all others, though most of these are
+    temporary as well: a connection that breaks, a coordinator that is loading.
     """
     look_up = client.coordinator_lookup
 

@@ -1,6 +1,6 @@
 """The register of troubles: what is wrong with the brokers, the group or the store of a pipeline, and since when.
 
-The code that sees a trouble notes it here, and ends it. `/health`, the metrics, REST and the log read the register.
+The code that notices a trouble notes it here, and ends it. `/health`, the metrics, REST and the log read the register.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(logger_name(__name__))
 UNANSWERED_S = 10.0
 """A broker or group that takes longer to answer is reported."""
 
-_JOINS_S = 3.0  # joining a group without other members takes less
+_JOINS_S = 3.0  # joining a group without other members takes less time
 _CLUSTER_AGAIN_S = 300.0
 _STORE_AGAIN_S = 30.0
 _MINUTE_S = 60
@@ -36,10 +36,10 @@ class Kind:
     """A kind of trouble.
 
     Attributes:
-        sentence: for people. `{}` stands for what is noted, `{since}` for a time, and `{more}` for `others`.
-        others: counts those that are not reported, as only the oldest of the kind is; None if each is.
-        memory_s: how long a trouble is reported after it was seen last. A broker that nobody asks may be up again.
-        lasts: whether one that is seen again after that has lasted all the time.
+        sentence: the message. `{}` stands for what is noted, `{since}` for a time, and `{more}` for `others`.
+        others: counts the troubles that are not reported, as only the oldest of the kind is; None if each is reported.
+        memory_s: how long a trouble is reported after it was last seen. A broker that gets no requests may be up again.
+        lasts: whether a trouble that is seen again after that has lasted all the time.
         unless: kinds of which this one is a consequence: it is not reported while one of them is.
     """
 
@@ -50,18 +50,18 @@ class Kind:
     unless: tuple[Kind, ...] = ()
 
 
-AT_STORE = Kind("{}")  # records for which the store is called, or that wait for it: no trouble as such
+AT_STORE = Kind("{}")  # records for which the store is called, or that wait for it: not a trouble as such
 STORE = Kind("{}", others="")
 WITHOUT_STORE = Kind("{}", others="", unless=(STORE,))
 UNANSWERED = Kind("broker {} does not answer since {since}", memory_s=60.0, lasts=True)
 THROTTLED = Kind(
-    "broker {} lets this client wait for a quota since {since} (producer_byte_rate, consumer_byte_rate or "
+    "broker {} makes this client wait for a quota since {since} (producer_byte_rate, consumer_byte_rate or "
     "request_percentage)",
-    memory_s=1.0,  # two waits with less between them count as one
+    memory_s=1.0,  # two waits that are closer together count as one
 )
 LEADERLESS = Kind("{}{more} without a leader since {since}", others=" and {} more", unless=(UNANSWERED, THROTTLED))
 SHORT = Kind("{} (since {since})")
-# Brokers before Kafka 3.7 may require more replicas than there are; and topics are looked at now and then only.
+# Brokers before Kafka 3.7 may require more replicas than there are; and topics are checked only now and then.
 REFUSED = Kind(
     "topic {} accepts no records: brokers answer that fewer replicas are in sync than min.insync.replicas (since "
     "{since})",
@@ -70,8 +70,8 @@ REFUSED = Kind(
 )
 GROUP = Kind("group {} {} since {since}", others="")
 OFFSETS = Kind(
-    "broker {} cannot tell the committed offsets since {since}: topic __consumer_offsets, partition {}, waits for its "
-    "replicas; start the brokers that have them",
+    "broker {} does not know the committed offsets since {since}: topic __consumer_offsets, partition {}, waits for "
+    "its replicas; start the brokers that have them",
     others="",
 )
 UNREADABLE = Kind(
@@ -93,7 +93,7 @@ _OUTLIVING = (UNANSWERED, SHORT)
 
 @dataclass(slots=True)
 class _Trouble:
-    """What is put into the sentence of the kind; since when it lasts, and from what age on it is reported."""
+    """The arguments of the kind's sentence, since when it lasts, and from what age on it is reported."""
 
     args: tuple[object, ...]
     since_s: float
@@ -102,9 +102,9 @@ class _Trouble:
 
 
 class Episode:
-    """When a trouble that lasts has lines in the log: at its beginning, and each `again_s` until it is over.
+    """When a lasting trouble is logged: at its start, and every `again_s` until it is over.
 
-    A `quiet` one that begins within that time of the last line waits for its first line. `since_s` is when it began.
+    If a `quiet` episode starts within this time after the last line, its first line is delayed. `since_s` is the start.
     """
 
     def __init__(self, clock: Callable[[], float], again_s: float, *, quiet: bool = False) -> None:
@@ -116,7 +116,7 @@ class Episode:
         self._logged_s = -math.inf
 
     def due(self) -> bool:
-        """Begins, or goes on; whether it is time for a line."""
+        """Starts or continues the episode; returns whether it is time for a line."""
         now_s = self._clock()
         due = now_s - self._logged_s >= self._again_s
         if self.since_s is None:
@@ -127,17 +127,17 @@ class Episode:
         return due
 
     def end(self) -> float | None:
-        """Ends, if it has begun; how long it has lasted, if the log had a line of it."""
+        """Ends the episode, if it has started; returns how long it has lasted, if it was logged."""
         since_s, self.since_s = self.since_s, None
         return self._clock() - since_s if since_s is not None and self._logged else None
 
 
 class Troubles:
-    """The troubles of one pipeline, by a clock that does not go back. Belongs to one event loop.
+    """The troubles of one pipeline, by a monotonic clock. Belongs to one event loop.
 
     Attributes:
-        refresh: notes what only shows when somebody looks.
-        only: whether a trouble is reported, by its name, for kinds of which some are not.
+        refresh: notes the troubles that are only found by a check.
+        only: for kinds of which not all are reported, whether a trouble is, by its name.
     """
 
     def __init__(self, pipeline: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -161,10 +161,15 @@ class Troubles:
         seen_s: float | None = None,
         patience_s: float = 0.0,
     ) -> None:
-        """Notes a trouble, or that it lasts. Its name tells it from others of its kind, and is the default of `args`.
+        """Notes a trouble, or that it lasts.
 
-        It lasts since `since_s`, and was seen at `seen_s`: now, if they are None. It is reported from an age of
-        `patience_s` on.
+        Args:
+            kind: the kind.
+            name: distinguishes it from others of its kind, and is the default of `args`.
+            args: for the sentence of the kind.
+            since_s: since when it lasts; None for now.
+            seen_s: when it was seen; None for now.
+            patience_s: the age from which on it is reported.
         """
         now_s = self.clock()
         since_s, seen_s = now_s if since_s is None else since_s, now_s if seen_s is None else seen_s
@@ -194,10 +199,10 @@ class Troubles:
 
     @contextmanager
     def joining(self, group_id: str, session_s: float, poll_s: float) -> Iterator[None]:
-        """The body joins a group, whose coordinator lets it wait for members that it knows.
+        """For a body that joins a group, whose coordinator makes it wait for known members.
 
-        A worker that was killed has not left the group: it is missed when its session ends. A worker that is at work
-        may finish that first. Other members are taken to have the same time-outs.
+        A worker that was killed has not left the group: its absence is noticed when its session expires. A worker that
+        processes records may finish them first. Other members are assumed to have the time-outs of this one.
         """
         until = group_id, ago(-session_s), ago(-poll_s)
         with self.lasting(JOINS, group_id), self.lasting(JOINS_LONG, *until, patience_s=_JOINS_S):
@@ -208,12 +213,12 @@ class Troubles:
         return bool(self._noted[kind])
 
     def end_flow(self) -> None:
-        """Ends what the next flow finds out for itself. That brokers do not answer, or topics lack replicas, lasts."""
+        """Ends the troubles that the next flow notices itself: all but silent brokers, and topics short of replicas."""
         for kind in self._noted.keys() - _OUTLIVING:
             del self._noted[kind]
 
     def forget(self) -> None:
-        """Ends all troubles, without a word in the log: until the next flow nobody knows whether they last."""
+        """Ends all troubles, without a log line: until the next flow it is not known whether they last."""
         self.refresh = lambda: None
         self._noted.clear()
         self._cluster.end()
@@ -223,8 +228,8 @@ class Troubles:
     def store_fails(self, kind: Kind, name: Hashable, text: str, line: str, record: SourceRecord | None = None) -> None:
         """Notes a failure of the store, and counts it.
 
-        `name` is what the store was called for, and `record` the record of that. The log says `line`, and all others
-        report `text`.
+        `name` is what the store was called for, and `record` its record. `line` is logged; everything else reports
+        `text`.
         """
         self.note(kind, name, text)
         self._failures += 1
@@ -238,7 +243,7 @@ class Troubles:
             log.warning(template, self._pipeline, *place, line)
 
     def store_answers(self, kind: Kind, name: Hashable) -> None:
-        """Ends a trouble with the store, as it has answered; the last one ends the outage."""
+        """Ends a trouble with the store, as it has answered; the end of the last one ends the outage."""
         self.end(kind, name)
         if not any(self._noted[each] for each in OF_STORE):
             self._log_end(self._store, "the store answers")
@@ -247,7 +252,7 @@ class Troubles:
 
     @property
     def awaited(self) -> str | None:
-        """What a flow that joins its group waits for, and until when at the latest; None if none joins."""
+        """What a flow that joins its group waits for, and until when at the latest; None if no flow joins."""
         return self.text(*OF_BROKERS, JOINS_LONG, JOINS) if self.has(JOINS) else None
 
     def text(self, *kinds: Kind) -> str | None:
@@ -277,7 +282,7 @@ class Troubles:
     # --- log ---------------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Logs what is due; to be called about once a second."""
+        """Logs what is due. Call it about once a second."""
         text = self.text(*OF_CLUSTER)
         if text is None:
             self._log_end(self._cluster, "brokers and group answer")
@@ -310,10 +315,10 @@ class Troubles:
 
 
 def ago(seconds: float) -> str:
-    """The time so many seconds ago, for people, by the clock as it is now."""
+    """The time so many seconds ago, as text, by the current clock."""
     return datetime.fromtimestamp(time.time() - seconds, UTC).isoformat(timespec="seconds")
 
 
 def lasted(seconds: float) -> str:
-    """A time for people: `0.4 s`, `1:02:03`, `3 days, 1:02:03`."""
+    """A duration as text: `0.4 s`, `1:02:03`, `3 days, 1:02:03`."""
     return f"{seconds:.1f} s" if seconds < _MINUTE_S else str(timedelta(seconds=round(seconds)))

@@ -1,4 +1,4 @@
-"""The writer: batches, and in transactions the offsets of a group with them."""
+"""The writer: sends batches, and in transactions commits the offsets of a group with them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ABORT_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """Notes how far a partition is written. A `Load`."""
+    """A `Load` that notes how far a partition is written."""
 
     ends: dict[TopicPartition, int]
     place: TopicPartition
@@ -37,7 +37,7 @@ class _End:
         return self
 
     def delivered(self, metadata: RecordMetadata, records: int, size: int) -> None:  # noqa: ARG002
-        if metadata.offset >= 0:  # for a batch that it has already, a broker need not know the offset
+        if metadata.offset >= 0:  # for a batch that it already has, a broker may not know the offset
             self.ends[self.place] = metadata.offset + records
 
     def failed(self, error: BaseException) -> None:
@@ -45,7 +45,7 @@ class _End:
 
 
 class Writer(Batches):
-    """Sends batches, none past one that has failed. Belongs to one event loop.
+    """Sends batches, none of which overtakes one that has failed. Belongs to one event loop.
 
     With a `transactional.id` each record is written in a transaction, in which offsets of a group are committed.
 
@@ -54,11 +54,11 @@ class Writer(Batches):
         settings, numbers, failed, bounds: see `Batches`.
         transactional_id: that of the producer.
         group_id: the group whose offsets are committed.
-        member: gives the member of the group that has the partitions of the offsets; None for those of no member.
+        member: returns the member of the group that owns the partitions of the offsets; None without a member.
         brokers: watches the client of the producer; with transactions until it stops.
 
     Attributes:
-        ends: by partition that `write` has written to, the offset behind the last acknowledged record.
+        ends: by partition that `write` has written to, the offset after the last acknowledged record.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Writer(Batches):
         self._member = member
         if brokers is not None:
             brokers.watch(self.client, self.hold)
-        self.controls.keep_failures_quiet()
+        self.controls.silence_asyncio_warnings()
         self._requests = None if transactional_id is None else TransactionRequests(producer, transactional_id, group_id)
 
     @property
@@ -91,12 +91,12 @@ class Writer(Batches):
         return self.producer.client
 
     async def start(self) -> None:
-        """Reaches the cluster. What another writer with the `transactional.id` has left open is aborted, or committed.
+        """Connects. An open transaction of another writer with the `transactional.id` is aborted, or committed.
 
-        From then on the other one writes and commits nothing more. After an error `stop` is still to be called.
+        After that, the other writer can neither write nor commit. After an error, call `stop` to release the producer.
 
         Raises:
-            KafkaError: the cluster does not let it.
+            KafkaError: the cluster refuses.
         """
         await (self.producer if self._requests is None else self._requests).start()
 
@@ -105,9 +105,9 @@ class Writer(Batches):
         self.controls.begin_transaction()
 
     async def write(self, topic: str, partition: int, records: Sequence[RecordLike], limit_bytes: int) -> None:
-        """Begins to send records, of any header names, once those before them in their partition are acknowledged.
+        """Starts sending records, with any header names, once earlier records of their partition are acknowledged.
 
-        For who keeps no data of their own with the records; `deliver` waits for them.
+        For callers that keep no data with the records; `deliver` waits for them.
 
         Args:
             topic: where to write.
@@ -152,13 +152,13 @@ class Writer(Batches):
         """
         if offsets:
             assert self._requests is not None
-            # That of now, and not of the moment when the request leaves: it may have lost the partitions by then.
+            # The current one, as the member may have lost the partitions when the request is sent.
             member = self._requests.member = None if self._member is None else self._member()
             if member is not None and member.generation < 0:
                 raise CommitFailedError
             commits = {place: OffsetAndMetadata(*commit) for place, commit in offsets.items()}
             sent = self.producer.send_offsets_to_transaction(commits, self._group_id)
-            # Until the writer stops: asyncio would log an error of aiokafka for which nobody waits any more.
+            # Kept until the writer stops: asyncio would log an error of aiokafka for which nothing waits any more.
             self._committing = asyncio.get_running_loop().create_task(sent)
             try:
                 await shielded(self._committing)
@@ -169,10 +169,12 @@ class Writer(Batches):
         await self.producer.commit_transaction()
 
     async def stop(self) -> None:
-        """Stops without waiting for batches that the producer still holds; aborts what is open, so that readers go on.
+        """Stops without waiting for batches that the producer still holds.
+
+        An open transaction is aborted, so that readers can continue.
 
         Raises:
-            KafkaError: a request of the end has failed.
+            KafkaError: a request of the stop has failed.
         """
         self.discard()
         try:

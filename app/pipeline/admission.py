@@ -194,8 +194,8 @@ class Admission:
 
     def _held(self, batch: SourceBatch) -> int:
         """Bytes of the budget that a batch holds: if it does not go whole, its records leave their compression."""
-        goes_whole = batch.goes_whole(self._codec, self._limit_bytes)
-        return RECORD_OVERHEAD_BYTES + (batch.size if goes_whole else batch.plain_bytes)
+        is_forwarded = batch.is_forwarded(self._codec, self._limit_bytes)
+        return RECORD_OVERHEAD_BYTES + (batch.size if is_forwarded else batch.plain_bytes)
 
     def _passes_whole(self, lane: Lane, batch: SourceBatch) -> bool:
         # A batch that finds no room is asked for again and again. Neither the chain nor what was delivered changes.
@@ -215,7 +215,7 @@ class Admission:
             return False  # some of its records are not wanted, or all: those behind may be gone by compaction
         if batch.offset < lane.delivered or (self._assembler is not None and may_hold_chunks(batch.batch)):
             return False
-        return self._chain.passes_whole(batch.batch, whole=batch.goes_whole(self._codec, self._limit_bytes))
+        return self._chain.passes_whole(batch.batch, whole=batch.is_forwarded(self._codec, self._limit_bytes))
 
     # --- records of decoded batches ----------------------------------------------------------------------------------
 

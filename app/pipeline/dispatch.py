@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 
 from app.kafka.clients import ClusterError
-from app.kafka.shielded import heard
+from app.kafka.shielded import retrieve_exception
 from app.kafka.structs import TopicPartition
 from app.pipeline.delivery import Delivery
 from app.pipeline.error_policy import ErrorPolicy
@@ -86,7 +86,7 @@ class Dispatcher:
             lane.measuring = record.offset, task
             lane.keep(task)
             # Nobody looks at it if the lane is given up, and the loop would log its error.
-            task.add_done_callback(heard)
+            task.add_done_callback(retrieve_exception)
             task.add_done_callback(lambda _: self._parts.share.budget.wake())
         asked = lane.measuring[1]
         return asked.result() if asked.done() else None

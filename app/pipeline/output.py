@@ -108,7 +108,7 @@ class Output:
         tracker = lane.tracked(batch.offset)
         outbox = self._outboxes.get(lane.sink_partition) or self._outbox(lane.sink_partition)
         codec = batch.codec if self._codec is None else self._codec
-        if batch.goes_whole(self._codec, self._whole_bytes):
+        if batch.is_forwarded(self._codec, self._whole_bytes):
             assert batch.batch is not None
             outbox.forward(batch.batch, codec).add(tracker, batch.offsets, held)
             self._parts.stats.batches_whole += not batch.merged_from

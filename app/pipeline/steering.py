@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from faust import Service
 
 from app.kafka.clients import ClusterError
-from app.kafka.shielded import heard
+from app.kafka.shielded import retrieve_exception
 from app.kafka.topic_log import UnacknowledgedError
 from app.pipeline.control_topic import ControlTopic
 from app.pipeline.report import PipelineControl, SteeringError, Target
@@ -117,7 +117,7 @@ class GroupSteering(Service):
         asking = asyncio.create_task(self._write(request, begun))
         self._asking.add(asking)
         asking.add_done_callback(self._asking.discard)
-        asking.add_done_callback(heard)
+        asking.add_done_callback(retrieve_exception)
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait([asking, stopping], timeout=_ANSWER_S, return_when=asyncio.FIRST_COMPLETED)

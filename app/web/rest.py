@@ -70,13 +70,13 @@ class Rest:
         self._page = page
         self._access = Access(settings.web_control_token, enabled=settings.web_control)
         self._steering = steering
-        self._told = {} if steering.shared else _HERE
+        self._headers = {} if steering.shared else _HERE
         self._worker = connectors.worker_id(settings.web_port)
         self._validating = asyncio.Lock()
 
     def add_to(self, web: Application) -> None:
         """Adds the paths, and the form of errors. A path may end with a slash."""
-        web.middlewares.append(_told)
+        web.middlewares.append(_rest_errors)
         gets: Mapping[str, _Handler] = {
             "/connectors": self._list,
             _NAME: self._of(connectors.info),
@@ -183,7 +183,7 @@ class Rest:
     def _targeting(self, target: Target, status: int) -> _Handler:
         async def handler(request: Request) -> Response:
             await self._steering.steer(self._pipeline(request), target)
-            return Response(status=status, headers=self._told)
+            return Response(status=status, headers=self._headers)
 
         return handler
 
@@ -195,9 +195,9 @@ class Rest:
         if not stopped:
             await self._steering.begin_anew(pipeline, only_failed=only_failed)
         if not only_failed and not tasks:
-            return Response(status=204, headers=self._told)
+            return Response(status=204, headers=self._headers)
         document = connectors.status(pipeline, self._worker, restarting=restarting)
-        return json_response(document, status=202, headers=self._told)
+        return json_response(document, status=202, headers=self._headers)
 
     async def _restart_task(self, request: Request) -> Response:
         self._task(request, "Unknown task: ")
@@ -292,7 +292,7 @@ def _too_large() -> RestError:
 
 
 @middleware
-async def _told(request: Request, handler: _Handler) -> StreamResponse:
+async def _rest_errors(request: Request, handler: _Handler) -> StreamResponse:
     """Answers errors as Connect does, on its paths; on others, errors stay as they are."""
     if request.path.lstrip("/").partition("/")[0] not in _OURS:
         return await handler(request)

@@ -196,7 +196,7 @@ def test_produce_splits_a_batch_that_the_topic_refuses(broker: str, make_topic: 
         asyncio.run(set_limit(broker, topic, 20_000))
         told, logged = process.communicate(b"\n".join(sent).decode(), timeout=60)
     assert (process.returncode, told.startswith("sent 2,000 messages (")) == (0, True), logged[-2_000:]
-    assert "is refused, and split in two" in logged
+    assert "was refused, and is split in two" in logged
     assert [record.value for record in read_all(broker, topic)[0]] == sent
 
 

@@ -120,7 +120,7 @@ async def test_commit_that_is_tried_again_past_a_rebalance(broker: str, make_top
         everything = {TopicPartition(topic, number): (1, "") for number in range(2)}
         committing = asyncio.create_task(first.commit(everything))
         await sent.wait()
-        assert f"group {topic} takes no offsets since 20" in str(first._troubles.text(GROUP))
+        assert f"group {topic} accepts no offsets since 20" in str(first._troubles.text(GROUP))
         async with joined(broker, topic) as second:
             (mine,) = [each for each in everything if second.seek(each, 0)]
             await second.commit({mine: (9, "")})

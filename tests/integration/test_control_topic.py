@@ -252,7 +252,7 @@ async def test_requests_after_the_topic_was_made_again(group: Group, caplog: pyt
         assert pipeline.asked == ["PAUSED", "STARTED", "PAUSED", "RESTART"]
         await steering.steer(cast(Any, pipeline), "STOPPED")
         assert pipeline.asked[4:] == ["STOPPED"]
-    assert f"topic {group.topic} was made again or cut: it has no record at offset 3" in caplog.text
+    assert f"topic {group.topic} was recreated or cut: it has no record at offset 3" in caplog.text
 
 
 async def test_a_topic_that_was_made_again_and_has_grown(group: Group) -> None:

@@ -253,7 +253,7 @@ async def test_offsets_of_a_former_owner(make_line: MakeLine, monkeypatch: pytes
 
         patch.setattr(GroupConsumer, "on_partitions_assigned", late)
         async with line.life() as life:
-            await ended(life, "the group has given the partitions to another member")
+            await ended(life, "the group has assigned the partitions to another member")
     async with line.life() as life:
         await life.until(lambda: life.stats.transactions > 0 and life.stats.records_out == 5)
         await life.stop()

@@ -132,7 +132,7 @@ def test_tokens_are_renewed(secured: Secured, way: Way) -> None:
         ({"status": 500}, "answers 500: 'temporarily_unavailable'", True),
         ({"status": 302}, "answers 302", False),
         ({"sasl.oauthbearer.token.endpoint.url": "http://127.0.0.1:1/token"}, "does not answer: ", True),
-        ({"audience": "somebody-else"}, "do not accept the token; look at its issuer, audience", False),
+        ({"audience": "somebody-else"}, "do not accept the token; check its issuer, audience", False),
     ],
     ids=["secret", "away", "moved", "nobody", "audience"],
 )

@@ -191,7 +191,7 @@ def grant(cluster: Cluster, way: Way, user: str = USER) -> None:
     cluster.allow(user, way.group("offload"), READ, kind=GROUP)
 
 
-NOT_THIS_TOPIC = "the user may not use this topic; grant Read on sources, Write on sinks"
+NOT_THIS_TOPIC = "the user may not use this topic; grant Read on source topics and Write on output topics"
 NOT_THIS_ID = (
     "the user may not use this transactional.id; grant Write and Describe on all transactional ids that begin as it "
     "does, up to the colon"
@@ -378,7 +378,7 @@ NOT_ACCEPTED = "the brokers do not accept sasl.username and sasl.password"
 LOGINS = {
     "scram-256": ("SASL_PLAINTEXT", {"sasl.mechanism": "SCRAM-SHA-256"}, USER, "sasl.password", NOT_ACCEPTED),
     "scram-512": ("SASL_SSL", {"sasl.mechanism": "SCRAM-SHA-512"}, USER, "sasl.password", NOT_ACCEPTED),
-    "certificate": ("SSL", {}, "CN=client", "ssl.key.password", "ssl.key.password do not go together"),
+    "certificate": ("SSL", {}, "CN=client", "ssl.key.password", "ssl.key.password do not match"),
 }
 
 
@@ -413,7 +413,10 @@ def test_worker_without_its_certificate(cluster: Cluster, way: Way) -> None:
     """Brokers that ask for a certificate say nothing where there is none; the sentence says which key is missing."""
     head = {**way.settings(), **secured(cluster, "SSL")}
     document = {key: value for key, value in head.items() if not key.startswith(("ssl.certificate", "ssl.key"))}
-    with pytest.raises(ConfigurationError, match=r"ask for a certificate close so: ssl\.certificate\.location has it"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"in this way: set ssl\.certificate\.location",
+    ):
         checked({**document, "pipeline": way.offload()})
 
 

@@ -23,13 +23,13 @@ _COMPRESSING = threading.Lock()
 
 
 class Load(Protocol):
-    """The data of a sender for the records of one batch."""
+    """What a sender keeps with the records of one batch."""
 
     def split(self, count: int) -> Self:
         """Keeps the data of the first `count` records, and returns the data of the others."""
 
     def delivered(self, metadata: RecordMetadata, records: int, size: int) -> None:
-        """The batch is durable, its first record at `metadata.offset`; its records have `size` bytes uncompressed."""
+        """The batch is durable. Its first record is at `metadata.offset`; its records had `size` bytes uncompressed."""
 
     def failed(self, error: BaseException) -> None:
         """The batch is not delivered, or it is not known whether it is."""
@@ -43,8 +43,8 @@ class Each(Generic[E]):
     """A `Load` with an entry for each record.
 
     Args:
-        delivered: called with the entries of a batch that is durable, and where its first record is.
-        failed: called with the entries of one that is not delivered.
+        delivered: called with the entries of a durable batch, and the position of its first record.
+        failed: called with the entries of a batch that is not delivered.
     """
 
     __slots__ = ("_delivered", "_failed", "entries")
@@ -74,28 +74,28 @@ class Each(Generic[E]):
 
 
 class Batch(Generic[L]):
-    """Records for one partition, in Kafka's format only: the client holds them in that format anyway.
+    """Records for one partition, held only in Kafka's format, as the client holds them in that format anyway.
 
-    `send_batch` of aiokafka's producer takes it in place of a builder of its own.
+    `send_batch` of aiokafka's producer accepts it in place of aiokafka's builder.
 
     Args:
         load: the data for the records.
         began_s: when its first record was appended, on the loop's clock.
-        codec: the number of the codec with which it leaves; 0 for none.
+        codec: the number of the codec with which it is sent; 0 for none.
         transactional: whether it becomes part of a transaction.
-        room_bytes: the most bytes; the first record may exceed them.
-        whole: an `appendable` batch that goes on as it was read, or was merged; no records are added to it. It has
+        room_bytes: the maximum size; the first record may exceed it.
+        whole: an `appendable` batch that is forwarded as it was read or merged; no records are added to it. It has
             `codec`, or is uncompressed.
 
     Attributes:
         load, began_s, codec: see above.
         compresses: whether building it takes time.
-        records: how many there are.
-        uncompressed_bytes: of its records, once it is closed; those that are sent, of a whole batch.
-        sequence: the sequence number of the first record; None for the one that the client gives it.
-        client_sequence: the one that the client gives it; None before, or if its producer is not idempotent.
+        records: their number.
+        uncompressed_bytes: of its records, once it is closed; of a forwarded batch, the bytes that are sent.
+        sequence: the sequence number of the first record; None for the one that the client assigns.
+        client_sequence: the one that the client assigns; None before that, or if its producer is not idempotent.
         stamp: the last one; None before the first.
-        tries: how often the client has taken the batch to send it.
+        tries: how often the client has tried to send the batch.
     """
 
     def __init__(
@@ -128,9 +128,9 @@ class Batch(Generic[L]):
         if whole is not None:
             self.close()
 
-    # Called for each record, so it leaves out what aiokafka's own does for serializers.
+    # Called for each record, so it omits what aiokafka's method does for serializers.
     def append(self, record: RecordLike) -> bool:
-        """False if the batch has no room, or is closed; it takes its first record whatever the size.
+        """Appends a record; False if the batch is full or closed. The first record may have any size.
 
         Raises:
             TypeError: a part of the record has the wrong type.
@@ -146,13 +146,13 @@ class Batch(Generic[L]):
         return True
 
     def extend(self, records: Sequence[RecordLike], start: int) -> int:
-        """Appends records from `start` on, and returns how many; 0 if `append` has to try, or there is no room."""
+        """Appends records from `start` on, and returns how many; 0 if the batch is full, or `append` must be used."""
         if self._closed or self._untimed:
             return 0
         append, first = self._builder.append, self.records
         at = first
         for record in records[start:] if start else records:
-            # Without a timestamp, aiokafka would take it for the first.
+            # aiokafka would treat a record without a timestamp as the first one.
             if record.timestamp < 0 or append(at, record.timestamp, record.key, record.value, record.headers) is None:
                 break
             at += 1
@@ -160,7 +160,7 @@ class Batch(Generic[L]):
         return at - first
 
     def _takes_untimed(self, record: RecordLike) -> bool:
-        # aiokafka takes each record behind one without a timestamp for the first: it would change the timestamps of
+        # aiokafka treats each record after one without a timestamp as the first: it would change the timestamps of
         # those before, and would append without limit.
         if record.timestamp != _NO_TIMESTAMP:
             return False
@@ -178,19 +178,20 @@ class Batch(Generic[L]):
 
     @property
     def timestamp(self) -> int:
-        """The greatest timestamp of the records; of a batch that is built."""
+        """The greatest timestamp of the records. Builds the batch."""
         return RecordBatch.read(memoryview(self.built())).latest_timestamp
 
     def stamped(self, stamp: Stamp) -> None:
-        """Gives it the producer's id and epoch, and the sequence number of its first record."""
+        """Sets the producer's id and epoch, and the sequence number of the first record."""
         if self._data is not None and stamp != self.stamp:
             restamp(self._data, stamp)
         self.stamp = stamp
 
     def built(self) -> bytearray:
-        """The bytes of the batch; the first call compresses it. On a thread that does not hold up the event loop.
+        """The bytes of the batch. The first call compresses it, so a large batch is built on a thread.
 
-        If it does not become shorter, it stays as it is: a chunk that just fits its topic would no longer do so.
+        A batch that compression does not shorten stays uncompressed; otherwise a chunk that just fits its topic would
+        no longer fit.
         """
         if self._data is None:
             self.close()
@@ -198,7 +199,7 @@ class Batch(Generic[L]):
             if self._whole is not None:
                 batch = self._whole.compressed(self.codec) if self.compresses else self._whole
                 self._data = batch.forwarded(stamp, transactional=self._transactional)
-                self._whole = None  # the bytes that were fetched may be let go
+                self._whole = None  # releases the bytes that were fetched
             else:
                 self._builder.set_producer_state(*stamp)
                 plain_bytes = self._builder.size()
@@ -212,11 +213,11 @@ class Batch(Generic[L]):
     # --- in place of a refused batch ---------------------------------------------------------------------------------
 
     def divided(self) -> list[Self]:
-        """The records, of which there must be several, in two batches with about as many bytes each.
+        """The records, of which there must be several, in two batches of about the same size.
 
-        There are more batches if a record has no timestamp, because the next record may need a batch of its own.
-        The built batch is decoded, so that normal batches keep nothing for this. It takes time; a thread may call it.
-        All have the load of this one until `split_load`.
+        There are more batches if a record has no timestamp, because the next record may need a separate batch. The
+        built batch is decoded, so that normal batches keep nothing for this. This takes time; a thread may call it.
+        All parts have the load of this batch until `split_load`.
         """
         parts = []
         for half in split([record for _, record in decoded(RecordBatch.read(memoryview(self.built())))]):
@@ -233,27 +234,27 @@ class Batch(Generic[L]):
         return type(self)(self.load, self.began_s, self.codec, transactional=self._transactional)
 
     def split_load(self, parts: Sequence[Self]) -> None:
-        """Gives each of the batches into which this one is `divided` its part of the load."""
+        """Assigns each of the batches into which this one is `divided` its part of the load."""
         left = self.records
         # From the end: a load has a hundred thousand parts, and is cheap to shorten.
         for part in reversed(parts[1:]):
             left -= part.records
             part.load = self.load.split(left)
 
-    # --- what aiokafka asks of a builder -----------------------------------------------------------------------------
+    # --- the interface of aiokafka's builder -------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Takes no more records."""
+        """Closes the batch: no more records can be appended."""
         if not self._closed:
             self._closed = True
             self.uncompressed_bytes = self.wire_bytes
 
     def closed(self) -> bool:
-        """Whether it takes no more records."""
+        """Whether the batch is closed."""
         return self._closed
 
     def record_count(self) -> int:
-        """How many records there are."""
+        """The number of records."""
         return self.records
 
     def _set_producer_state(self, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
@@ -271,10 +272,10 @@ def _builder(codec: int, room_bytes: int, *, transactional: bool) -> Any:
 
 
 def sent_bytes(record: RecordLike, codec: int) -> int:
-    """Bytes of a batch with this record alone, as it is sent with the codec of this number; takes time.
+    """The size of a batch with this record alone, as it is sent with the codec of this number. This takes time.
 
-    The broker compares them with the topic's `max.message.bytes`. Several threads may call this. One at a time does the
-    work, as it takes three times the bytes of the record, which a budget may not have counted.
+    The broker compares it with the topic's `max.message.bytes`. Several threads may call this, but only one at a time
+    compresses: that needs three times the size of the record, which a budget may not have counted.
     """
     with _COMPRESSING:
         builder = _builder(codec, 0, transactional=False)

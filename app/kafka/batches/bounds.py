@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 
-# aiokafka puts a batch of each partition into one request. A broker closes the connection on a request over its
+# aiokafka puts a batch of each partition into one request. A broker closes the connection if a request exceeds its
 # socket.request.max.bytes, 100 MiB, and aiokafka would send that request again and again.
 _REQUEST_BYTES = 64 * 1_048_576
 _BUILDING = 2  # batches at a time: each is in memory twice until it is built
@@ -17,7 +17,7 @@ class ByteLimit:
     """Bytes in use, up to a limit; tasks wait for free bytes in order. Belongs to one event loop.
 
     Args:
-        limit: the most bytes; one task alone may exceed it.
+        limit: the maximum; a single task may exceed it.
         press: called when a task has to wait, so that others free their bytes soon.
 
     Attributes:
@@ -32,7 +32,7 @@ class ByteLimit:
         self._freed = asyncio.Event()
 
     async def take(self, size: int) -> None:
-        """Takes `size` bytes, once they are free."""
+        """Acquires `size` bytes, once they are free."""
         async with self._order:
             while self.used and self.used + size > self._limit:
                 if self._press is not None:
@@ -42,13 +42,13 @@ class ByteLimit:
             self.used += size
 
     def give(self, size: int) -> None:
-        """Gives `size` bytes back."""
+        """Releases `size` bytes."""
         self.used -= size
         self._freed.set()
 
     @asynccontextmanager
     async def taken(self, size: int) -> AsyncIterator[None]:
-        """Takes `size` bytes for the length of a block."""
+        """Acquires `size` bytes for the duration of a block."""
         await self.take(size)
         try:
             yield
@@ -61,7 +61,7 @@ class Bounds:
 
     Attributes:
         request: the bytes in flight.
-        building: batches that threads compress.
+        building: the batches that threads compress.
     """
 
     def __init__(self) -> None:
@@ -73,8 +73,8 @@ class Bounds:
     async def turn(self) -> AsyncIterator[None]:
         """The turn of a large batch: only one is sent at a time.
 
-        aiokafka copies a batch several times, and puts one of each partition into a request. Large batches that are
-        sent one after the other take a fraction of that memory, and no more time (`make bench`, memory).
+        aiokafka copies a batch several times, and puts one of each partition into a request. Sending large batches one
+        after the other needs a fraction of that memory and no more time (`make bench`, memory).
         """
         await self._large.acquire()
         with ExitStack() as held:

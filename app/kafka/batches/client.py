@@ -1,4 +1,4 @@
-"""A producer for single records, each with a future of its own."""
+"""A producer for single records, which returns a future for each."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _Receipt = tuple[asyncio.Future[RecordMetadata], int, int]
 class BatchingProducer:
     """Sends records one by one through `Batches`, in the order of the calls, partition by partition.
 
-    A record that its topic refuses fails alone, with `RecordRefusedError`; later records are sent. If it is not known
-    whether a batch is in the log, all sending ends: each record that is not delivered fails, and so does each later
-    `send`. A batch that is refused at a second try is such a batch.
+    A record that its topic refuses fails alone, with `RecordRefusedError`; later records are still sent. If it is not
+    known whether a batch is in the log, as when it is refused on a second try, all sending ends: every undelivered
+    record fails, and so does each later `send`.
 
     Args:
         producer: an aiokafka producer, started; nothing else may send through it. It is not stopped here.
-        settings: how batches are made.
-        buffer_bytes: `buffer.memory`: `send` waits while the records that are not delivered take more; one record may
-            exceed it.
+        settings: how batches are built.
+        buffer_bytes: `buffer.memory`: `send` waits while the undelivered records need more; a single record may exceed
+            it.
         max_block_s: `max.block.ms`: how long `send` waits.
-        numbers: count batches and records.
+        numbers: counts batches and records.
     """
 
     def __init__(
@@ -66,21 +66,21 @@ class BatchingProducer:
         return self._batches.numbers
 
     def metrics(self) -> Mapping[str, object]:
-        """The metrics by the names that Kafka's producer has for them; those of the topics are below `topics`."""
+        """The metrics under the names of Kafka's producer; those of the topics are below `topics`."""
         return self.numbers.page()
 
     async def send(
         self, topic: str, record: RecordLike, *, partition: int | None = None
     ) -> asyncio.Future[RecordMetadata]:
-        """Takes a record; key and value may both be null.
+        """Sends a record; key and value may both be null.
 
         Args:
             topic: the topic.
-            record: a timestamp below 0 stands for now.
+            record: a timestamp below 0 means now.
             partition: of the topic; None lets aiokafka's partitioner choose it by the key.
 
         Returns:
-            The partition and the offset of the record, once it is in the log.
+            A future with the partition and the offset of the record, done once the record is in the log.
 
         Raises:
             KafkaTimeoutError: the buffer stayed full for `max_block_s`, or the topic stayed unknown.
@@ -116,14 +116,14 @@ class BatchingProducer:
         return Each(self._delivered, self._failed)
 
     def _delivered(self, receipts: Sequence[_Receipt], metadata: RecordMetadata) -> None:
-        # As with aiokafka: type 1 is the broker's time of the batch (LogAppendTime); else each record has its own.
+        # As in aiokafka: with type 1, the broker's time of the batch counts (LogAppendTime), else that of each record.
         by_broker = metadata.timestamp_type == 1
         for index, (future, timestamp, held) in enumerate(receipts):
             self._buffer.give(held)
             if not future.done():
                 future.set_result(
                     metadata._replace(
-                        # If an earlier try had reached the broker, the broker may not know the offset any more.
+                        # If an earlier try has reached the broker, the broker may not know the offset any more.
                         offset=metadata.offset + index if metadata.offset >= 0 else -1,
                         timestamp=metadata.timestamp if by_broker else timestamp,
                     )
@@ -134,8 +134,8 @@ class BatchingProducer:
         for future, _, held in receipts:
             self._buffer.give(held)
             if not future.done():
-                future.set_exception(copy(error))  # or each `await` would add to one traceback
-                future.exception()  # or the event loop would log that nobody has looked at it
+                future.set_exception(copy(error))  # otherwise each `await` would extend one traceback
+                future.exception()  # marks it as retrieved, so that asyncio does not log it
 
     async def flush(self) -> None:
         """Waits until each record is delivered or has failed; batches do not linger."""
@@ -143,7 +143,7 @@ class BatchingProducer:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Self]:
-        """A transaction for the records that are sent in this block; after an error it is aborted.
+        """A transaction for the records that are sent in this block; an error aborts it.
 
         Raises:
             KafkaError: the transaction could not be committed, or a record could not be delivered.
@@ -161,16 +161,16 @@ class BatchingProducer:
         await self._producer.commit_transaction()
 
     async def close(self) -> None:
-        """Delivers all records, and takes no more. It does not stop the aiokafka producer."""
+        """Delivers all records, and accepts no more. The aiokafka producer is not stopped."""
         self._closed = True
         await self.flush()
 
     async def _limit(self, topic: str) -> int | None:  # noqa: ARG002
-        """The most bytes of a batch that a topic takes; None if that is not known."""
+        """The size of the largest batch that a topic accepts; None if it is not known."""
         return None
 
     def _too_large(self, topic: str, size: int) -> None:
-        """Notes that a topic has refused a batch of several records, of `size` bytes, for its size."""
+        """Notes that a topic has refused a batch of several records for its size, `size` bytes."""
 
     def _check(self, failures: int | None = None) -> None:
         if self._batches.failure is not None:

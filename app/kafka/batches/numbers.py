@@ -18,7 +18,7 @@ class TopicNumbers:
     Attributes:
         compression_rate: of batches: compressed bytes for each uncompressed byte.
         record_errors: records that were not delivered.
-        record_error_total: the same, since the start.
+        record_error_total: their number since the start.
     """
 
     compression_rate: Average
@@ -31,15 +31,15 @@ class BatchNumbers:
 
     Attributes:
         batch_split_total: batches that were split since the start.
-        batch_splits: the same, as a rate.
-        batch_total: batches that were delivered since the start; of a batch that was split, its parts.
+        batch_splits: their rate.
+        batch_total: batches that were delivered since the start; of a batch that was split, its parts count.
         wire_bytes_total: their compressed bytes.
         batch_size: the compressed bytes of each.
-        records_per_request: their records. aiokafka does not say which batches of several partitions share a request,
-            so each counts as one.
+        records_per_request: their records. aiokafka does not report which batches of several partitions share a
+            request, so each counts as one.
         compression_rate: of batches: compressed bytes for each uncompressed byte.
         topics: the metrics by topic.
-        estimates: what the next batches are estimated to compress to. Those producers share them.
+        estimates: the estimated compression of the next batches; the producers of a pipeline share them.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -54,7 +54,7 @@ class BatchNumbers:
         self.topics = defaultdict[str, TopicNumbers](lambda: TopicNumbers(Average(clock), Average(clock)))
 
     def delivered(self, topic: str, *, wire_bytes: int, uncompressed_bytes: int | None, records: int) -> None:
-        """Counts a batch that is durable; None if it is not known how much it holds uncompressed."""
+        """Counts a durable batch; `uncompressed_bytes` is None if its uncompressed size is not known."""
         self.batch_total += 1
         self.wire_bytes_total += wire_bytes
         self.batch_size.add(wire_bytes)
@@ -75,7 +75,7 @@ class BatchNumbers:
         numbers.record_errors.add(records, records)
 
     def page(self) -> Mapping[str, object]:
-        """The metrics by Kafka's names; those of the topics are below `topics`."""
+        """The metrics under Kafka's names; those of the topics are below `topics`."""
         return {
             "batch-split-rate": self.batch_splits.per_second(),
             "batch-split-total": self.batch_split_total,

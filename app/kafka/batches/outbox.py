@@ -1,10 +1,10 @@
-"""KIP-126 over aiokafka's producer: batches are closed by an estimate of the compression, and split if refused.
+"""KIP-126 on top of aiokafka's producer: batches are closed by their estimated compressed size, and split if refused.
 
 aiokafka limits the uncompressed size of a batch. If the broker refuses a batch, all its records fail; an idempotent
-producer has used up their sequence numbers, so the broker refuses each later batch too. Here aiokafka has only one
-batch of a partition at a time, and each has the sequence number that follows the last one in the log. If one is
-refused, its halves are sent in its place. That costs no throughput: aiokafka sends one batch of a partition at a time,
-and gets the next one as soon as the last one is acknowledged.
+producer has used up their sequence numbers, so the broker refuses each later batch too. Here aiokafka gets only one
+batch of a partition at a time, and each has the sequence number that follows the last one in the log. If a batch is
+refused, its halves are sent in its place. This costs no throughput: aiokafka sends one batch of a partition at a time
+anyway, and gets the next one as soon as the last one is acknowledged.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ log = logging.getLogger(logger_name(__name__))
 
 L = TypeVar("L", bound=Load)
 
-# An uncompressed value from here on gets a batch of its own: aiokafka's builder would copy it more often, and has a
-# slow checksum.
+# An uncompressed value of at least this size gets a separate batch: aiokafka's builder would copy it more often, and
+# its checksum is slow.
 _ALONE_BYTES = 131_072
 _LARGE_BATCH_BYTES = 2 * 1_048_576
-# To compress this takes one or two milliseconds; a thread costs a tenth of one.
+# Compressing this much takes one or two milliseconds; a thread costs a tenth of one.
 _BUILT_ON_THREAD_BYTES = 262_144
 
 _UNFIT = (InvalidTimestampError,)  # one record of the batch may cause it
-# After these errors the broker has appended nothing, and takes the next batch. After others that is not known.
+# After these errors the broker has appended nothing, and accepts the next batch. After others that is not known.
 _REFUSALS = (*TOO_LARGE, *_UNFIT, TopicAuthorizationFailedError, InvalidTopicError)
 
 
 class RecordRefusedError(WideloadError):
-    """A record is larger than its topic takes.
+    """A record is larger than its topic accepts.
 
     Attributes:
-        topic, partition: of the sink.
+        topic, partition: where it was to be written.
         size: bytes of the record as a batch of one, as it was sent.
     """
 
@@ -79,16 +79,16 @@ class RecordRefusedError(WideloadError):
 
 @dataclass(frozen=True, slots=True)
 class BatchSettings:
-    """How batches are made and sent.
+    """How batches are built and sent.
 
     Attributes:
-        batch_bytes: `batch.size`: a batch is closed when it is estimated to compress to this; a larger record is sent
-            alone.
-        uncompressed_bytes: the greatest size of a batch before compression, for any estimate: here and in each reader
-            it takes this memory.
+        batch_bytes: `batch.size`: a batch is closed when its estimated compressed size reaches this; a larger record is
+            sent alone.
+        uncompressed_bytes: the greatest size of a batch before compression, whatever the estimate: it is the memory
+            that the batch needs here and in each reader.
         linger_s: `linger.ms`: how long a batch that is not full waits for more records.
         delivery_timeout_s: `delivery.timeout.ms`: the time from the first record of a batch until it is acknowledged.
-            It restarts with the response for the batch before, because a slow sink has not failed.
+            It restarts with the response for the previous batch, because a slow topic has not failed.
     """
 
     batch_bytes: int = 131_072
@@ -102,18 +102,18 @@ class Batches:
 
     Records go through an `outbox`, one for each partition; nothing else may send to that partition by this producer.
     If the broker refuses a batch of several records, because it is too large or one record does not fit the topic, its
-    halves are sent in its place, in order, and are split in turn if need be. Sequence numbers have neither gap nor
-    duplicate. A record that is refused alone fails with `RecordRefusedError` for its size, or with `RecordUnfitError`;
-    if that was not the first try, all sending ends.
+    halves are sent in its place, in order, and are split again if necessary. Sequence numbers have neither gaps nor
+    duplicates. A record that is refused alone fails with `RecordRefusedError` for its size, or with `RecordUnfitError`;
+    if this was not the first try, all sending ends.
 
     Args:
         producer: not with `acks=0`. If it is neither idempotent nor transactional, a retry may write records twice.
-        settings: how batches are made.
-        numbers: count batches and records.
+        settings: how batches are built.
+        numbers: counts batches and records.
         halts: whether a batch that fails ends all sending, so that no later batch overtakes it.
         failed: called once, with the error that ended all sending, and the topic.
         bounds: limits of the batches in flight; several producers may share them.
-        too_large: called with a topic, and the bytes of a batch of several records that it has refused for its size.
+        too_large: called with a topic, and the size of a batch of several records that it has refused for its size.
 
     Attributes:
         failure: the error that ended all sending; None if none has.
@@ -148,12 +148,12 @@ class Batches:
     def outbox(
         self, topic: str, partition: int, make_load: Callable[[], L], *, limit_bytes: int | None = None
     ) -> Outbox[L]:
-        """The outbox of a partition. The first call makes it; later calls return the same, with any other arguments.
+        """The outbox of a partition. The first call creates it; later calls return it whatever their arguments.
 
         Args:
             topic: the topic.
             partition: of the topic.
-            make_load: makes the data for the records of a batch.
+            make_load: creates the load of a batch.
             limit_bytes: the topic's `max.message.bytes`, which limits a batch too; None if it is not known.
         """
         place = TopicPartition(topic, partition)
@@ -163,7 +163,7 @@ class Batches:
         return found
 
     def hold(self, seconds: float) -> None:
-        """Notes that a broker takes nothing for so long, by a quota: the time limit of batches begins after that."""
+        """Notes that a quota makes a broker accept nothing for so long: the time limit of batches starts after that."""
         until_s = asyncio.get_running_loop().time() + seconds
         self._held_until_s = max(self._held_until_s, until_s)
         for deadline in self._deadlines:
@@ -179,7 +179,7 @@ class Batches:
         await self.settled()
 
     async def settled(self) -> None:
-        """Waits until no batch is in flight; batches that wait are sent too, unless all sending has ended."""
+        """Waits until no batch is in flight; waiting batches are sent too, unless all sending has ended."""
         while senders := [outbox.sender for outbox in self._outboxes.values() if outbox.sender is not None]:
             await asyncio.wait(senders)
 
@@ -189,7 +189,7 @@ class Batches:
             outbox.press()
 
     def drop(self) -> Sequence[Any]:
-        """Drops the batches that wait, and returns their loads; of each partition one may be on its way already."""
+        """Drops the waiting batches, and returns their loads; one batch of each partition may already be in flight."""
         return [batch.load for outbox in self._outboxes.values() for batch in outbox.clear()]
 
     def discard(self) -> None:
@@ -200,7 +200,7 @@ class Batches:
             outbox.clear()
 
     def fail(self, error: BaseException, topic: str) -> None:
-        """Ends all sending; each record that is not delivered fails with `error`."""
+        """Ends all sending; every undelivered record fails with `error`."""
         if self.failure is not None:
             return
         self.failure = error
@@ -210,7 +210,7 @@ class Batches:
             self._failed(error, topic)
 
     async def send(self, batch: Batch[Any], place: TopicPartition, began_s: float) -> RecordMetadata:
-        """Sends a batch, and waits until it is acknowledged; for outboxes.
+        """Sends a batch of an outbox, and waits until it is acknowledged.
 
         Raises:
             KafkaError: it is refused, or was not acknowledged within `delivery.timeout.ms` from `began_s` on.
@@ -237,8 +237,8 @@ class Outbox(Generic[L]):
     """Collects the records of one partition in batches, and sends these in order; see `Batches.outbox`.
 
     Attributes:
-        partition: of the sink.
-        sender: sends the batches, while there are some.
+        partition: where the batches are written.
+        sender: sends the batches, while there are any.
         limit_bytes: see `Batches.outbox`.
     """
 
@@ -258,7 +258,7 @@ class Outbox(Generic[L]):
         self._roused = asyncio.Event()  # ends the wait of a batch for more records
         self._clock = asyncio.get_running_loop().time
         self._answered_s = 0.0  # when the broker last answered for a batch
-        # Of the next record, from that of the client's first batch on; the client goes on behind a refused batch, too.
+        # Of the next record, from that of the client's first batch on. The client also counts refused batches.
         self._sequence: int | None = None
         self._client_sequence = 0
         self._stamp: Stamp | None = None  # of the last batch
@@ -270,7 +270,7 @@ class Outbox(Generic[L]):
 
         Args:
             record: the record.
-            codec: the number of the codec with which it leaves; None for that of the producer.
+            codec: the number of the codec with which it is sent; None for that of the producer.
 
         Raises:
             TypeError: a part of the record has the wrong type.
@@ -291,10 +291,10 @@ class Outbox(Generic[L]):
         return batch.load
 
     def extend(self, records: Sequence[RecordLike], codec: int) -> Iterator[tuple[L, int]]:
-        """Appends records as fast as can be; `send` sends them.
+        """Appends records as fast as possible; `send` sends them.
 
         Yields:
-            The load of a batch, and how many of the next records are in it now.
+            The load of a batch, and how many of the next records it has received.
         """
         at = 0
         while at < len(records):
@@ -308,9 +308,9 @@ class Outbox(Generic[L]):
                 at += taken
 
     def forward(self, batch: RecordBatch, codec: int) -> L:
-        """Puts a batch that goes whole behind all records, and returns its load; `send` sends it.
+        """Appends a batch that is forwarded as it is, and returns its load; `send` sends it.
 
-        It leaves with `codec`, which is its own unless it is uncompressed.
+        It is sent with `codec`, which must be the codec of the batch unless that is uncompressed.
         """
         if self._filling is not None:
             self._fill_no_more()
@@ -320,7 +320,7 @@ class Outbox(Generic[L]):
         return whole.load
 
     def _room_bytes(self, codec: int) -> int:
-        """The most bytes of a batch before compression, by what the last ones have compressed to."""
+        """The maximum size of a batch before compression, by how the last batches were compressed."""
         name, settings, topic = CODECS[codec], self._batches.settings, self.partition.topic
         least = min(settings.batch_bytes, UNLIMITED_BYTES if self.limit_bytes is None else self.limit_bytes)
         if name is None:
@@ -339,23 +339,23 @@ class Outbox(Generic[L]):
 
     @property
     def waiting(self) -> bool:
-        """Whether there are records that were not sent."""
+        """Whether there are unsent records."""
         return bool(self._full) or self._filling is not None
 
     def send(self) -> None:
-        """Begins to send the batches, unless that goes on already; does not wait."""
+        """Starts sending the batches, unless they are being sent already; does not wait."""
         if self.sender is None and self._batches.failure is None:
             self.sender = asyncio.get_running_loop().create_task(self._send_all())
 
     def press(self) -> None:
-        """As `send`, and lets no batch linger."""
+        """Like `send`, but no batch lingers."""
         if self.waiting:
             self._pressed = True
             self._roused.set()
             self.send()
 
     def take(self) -> Batch[L] | None:
-        """Takes the next batch, and closes it; None if there is none."""
+        """Removes the next batch, and closes it; None if there is none."""
         if self._full:
             batch = self._full.popleft()
         elif self._filling is not None:
@@ -373,7 +373,7 @@ class Outbox(Generic[L]):
         return batches
 
     def give_up(self, error: BaseException) -> None:
-        """Lets the batches that wait fail."""
+        """Fails the waiting batches."""
         self._roused.set()
         for batch in self.clear():
             self._failed(batch, error)
@@ -404,11 +404,11 @@ class Outbox(Generic[L]):
             self._roused.clear()
             left_s = self._filling.began_s + linger_s - self._clock()
             await set_within(self._roused, max(0.0, left_s))
-        # Sending may have ended while it lingered. Later records stay: the earlier ones have been dropped.
+        # Sending may have ended while it lingered. Later records are not sent: the earlier ones have been dropped.
         return self.take() if self._batches.failure is None else None
 
     async def _send(self, batch: Batch[L]) -> None:
-        """Delivers a batch, or puts its halves in its place, or lets its one record fail.
+        """Delivers a batch, replaces it by its halves, or fails its only record.
 
         Raises:
             KafkaError: it is not known whether the batch is in the log, or the batch failed and `halts` is set.
@@ -421,7 +421,7 @@ class Outbox(Generic[L]):
                 await self._split(batch, exc)
                 return
             error = self._refused(batch, exc)
-            # If an earlier try did reach the log, the broker would take the next batch for that one, and drop it.
+            # If an earlier try did reach the log, the broker would mistake the next batch for it, and drop it.
             if self._batches.halts or batch.tries > 1:
                 raise error from exc
             self._failed(batch, error)
@@ -436,14 +436,13 @@ class Outbox(Generic[L]):
         bounds, asked_s = self._batches.bounds, self._clock()
         batch.sequence = self._sequence
         if batch.compresses and batch.uncompressed_bytes > _BUILT_ON_THREAD_BYTES:
-            if (
-                self._stamp is not None and self._sequence is not None
-            ):  # the client will give it the same, so its checksum is computed once
+            if self._stamp is not None and self._sequence is not None:
+                # The client will set these values too, so the checksum is computed once.
                 batch.stamped(self._stamp._replace(sequence=self._sequence))
             async with bounds.building:
                 await asyncio.get_running_loop().run_in_executor(None, batch.built)
         async with bounds.request.taken(batch.wire_bytes):
-            # Until here it has waited for other batches, which have time limits of their own.
+            # The wait for other batches does not count: these have their own time limits.
             began_s = max(batch.began_s, self._answered_s) + self._clock() - asked_s
             try:
                 return await self._batches.send(batch, self.partition, began_s)
@@ -459,7 +458,7 @@ class Outbox(Generic[L]):
     def _count(self, batch: Batch[L]) -> None:
         topic, wire, codec = self.partition.topic, batch.wire_bytes, CODECS[batch.codec]
         numbers = self._batches.numbers
-        # How much a batch that went whole holds uncompressed is not known.
+        # The uncompressed size of a forwarded batch is not known.
         uncompressed = batch.uncompressed_bytes if batch.compresses or codec is None else None
         if codec is not None and uncompressed is not None:
             numbers.estimates.observe(topic, codec, wire / uncompressed)
@@ -476,10 +475,10 @@ class Outbox(Generic[L]):
         return cast("Exception", error)
 
     async def _split(self, batch: Batch[L], error: KafkaError) -> None:
-        """Puts the halves of a refused batch in its place."""
+        """Replaces a refused batch by its halves."""
         topic, batches, codec = self.partition.topic, self._batches, CODECS[batch.codec]
         log.info(
-            "topic %s, partition %d: a batch of %d records and %d bytes is refused, and split in two: %s",
+            "topic %s, partition %d: a batch of %d records and %d bytes was refused, and is split in two: %s",
             *self.partition,
             batch.records,
             batch.wire_bytes,

@@ -212,7 +212,7 @@ async def test_waits_for_a_quota_are_told(client: Watched) -> None:
         assert client.told == "None"
     assert client.waits == own == [4.0, 8.0]
     client.clock.now_s += 6
-    assert client.told.startswith("broker b1:9 lets this client wait for a quota since 20")
+    assert client.told.startswith("broker b1:9 makes this client wait for a quota since 20")
     assert client.told.endswith(" (producer_byte_rate, consumer_byte_rate or request_percentage)")
     client.clock.now_s += 3
     assert client.told == "None"

@@ -131,7 +131,7 @@ async def test_tls_shows_the_clients_certificate(pem: Certificates, key: dict[st
         assert answer == b""
 
 
-NOT_TOGETHER = "certificate, key and ssl.key.password do not go together"
+NOT_TOGETHER = "certificate, key and ssl.key.password do not match"
 
 
 @pytest.mark.parametrize(
@@ -342,11 +342,11 @@ def _caused(cause: Exception) -> Exception:
             kafka_errors.TopicAuthorizationFailedError("orders"),
             (
                 "[Error 29] TopicAuthorizationFailedError: orders (the user may not use this topic; grant "
-                "Read on sources, Write on sinks)"
+                "Read on source topics and Write on output topics)"
             ),
         ),
         *(
-            (error, "CommitFailedError: the group has given the partitions to another member")
+            (error, "CommitFailedError: the group has assigned the partitions to another member")
             for error in (kafka_errors.CommitFailedError(), kafka_errors.CommitFailedError("rebalanced"))
         ),
         (kafka_errors.KafkaError("two\n  lines"), "KafkaError: two lines"),

@@ -123,7 +123,7 @@ async def test_trouble() -> None:
         assert troubles.text(OFFSETS) is None
         clock.now_s += 11
         told = str(troubles.text(OFFSETS))
-        assert told.startswith("broker b1:9 cannot tell the committed offsets since 20")
+        assert told.startswith("broker b1:9 does not know the committed offsets since 20")
         assert f"topic {TOPIC}, partition 0 and 1 more, waits for its replicas" in told
         made.answers["OffsetRequest"][:] = [found]
         await asyncio.wait([waiting])

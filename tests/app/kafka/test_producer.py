@@ -72,7 +72,7 @@ async def test_transactions() -> None:
 async def test_a_failed_transaction_is_aborted() -> None:
     """In bounded time; what is lost meanwhile, and its own error, is no surprise to the event loop."""
     async with controlled(transactional_id="p:t:0") as (producer, controls):
-        controls.keep_failures_quiet()
+        controls.silence_asyncio_warnings()
         await controls.abort_transaction(0.01)  # none has begun
         controls.begin_transaction()
         (await _batch(producer, 0)).cancel()
@@ -117,7 +117,7 @@ async def test_an_abandoned_producer_lets_go_of_its_batches(where: str) -> None:
 async def test_what_is_fenced_fails_without_a_line() -> None:
     """A batch on its way, one that waits, one that nobody waits for, and their transaction."""
     async with controlled(transactional_id="p:t:0") as (producer, controls):
-        controls.keep_failures_quiet()
+        controls.silence_asyncio_warnings()
         controls.begin_transaction()
         futures = [await _batch(producer, partition) for partition in range(3)]
         producer._message_accumulator._pop_batch(PLACE)

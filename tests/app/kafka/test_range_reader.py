@@ -194,7 +194,7 @@ def test_silence_is_an_error(
             given.append(next(left).offset)
             controls.now += caller_s
         last_s = controls.now
-        with pytest.raises(ClusterError, match=f"topic t partition 0 has no record at offset {len(answers)} for 60 s"):
+        with pytest.raises(ClusterError, match=f"has returned no record at offset {len(answers)} for 60 s"):
             next(left)
     assert given == found
     assert last_s + 60 < controls.now <= last_s + 60 + 2 * poll_s

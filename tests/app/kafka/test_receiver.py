@@ -115,7 +115,7 @@ async def test_what_is_no_response_closes_the_connection(caplog: pytest.LogCaptu
     connection.handled = None  # type: ignore[assignment]
     connection.give(sent(b"one", b"two"), 100)
     assert [type(each) for each in connection.closed] == [AttributeError]
-    assert "a response of a broker cannot be read" in caplog.text
+    assert "the response of a broker cannot be read" in caplog.text
 
 
 async def test_the_connection_hears_of_all_else() -> None:

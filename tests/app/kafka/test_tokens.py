@@ -116,7 +116,7 @@ def test_a_token_is_renewed_before_its_end(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_answers_without_a_token(body: bytes) -> None:
     """Whatever comes in its place is refused, and nothing of it is told."""
-    with pytest.raises(TokenError, match=r"^TokenError: here gives no access_token$") as refused:
+    with pytest.raises(TokenError, match=r"^TokenError: here returns no access_token$") as refused:
         tokens._token_of(body, "here")
     assert refused.value.retriable
 

@@ -146,7 +146,7 @@ def test_brokers_that_compress_anew_get_the_uncompressed_size() -> None:
     assert not chain.passes_whole(batch, whole=True)
 
 
-def test_batch_that_goes_whole_is_judged_by_its_length() -> None:
+def test_batch_that_is_forwarded_is_judged_by_its_length() -> None:
     """A batch within the limit goes as it is, whatever its records are before compression; the threshold holds."""
     batch = RecordBatch.read(memoryview(pack([TEXT] * 3))).compressed(ZSTD)
     size = len(batch.data)

@@ -77,7 +77,7 @@ async def test_an_older_commit_does_not_follow(bench: Bench) -> None:
 
 def batch(offset: int, rows: Callable[[], object]) -> Any:
     """A batch that does not go whole."""
-    return SimpleNamespace(offset=offset, codec=0, batch=None, goes_whole=lambda *_: False, rows=rows, merged_from=0)
+    return SimpleNamespace(offset=offset, codec=0, batch=None, is_forwarded=lambda *_: False, rows=rows, merged_from=0)
 
 
 async def test_a_batch_that_cannot_be_read_ends_the_flow(bench: Bench) -> None:

@@ -51,7 +51,7 @@ class Sent:
 
 def apart(offset: int, codec: int, rows: list[ReadRecord]) -> Any:
     """A batch that does not go whole."""
-    return SimpleNamespace(offset=offset, codec=codec, merged_from=0, goes_whole=lambda *_: False, rows=lambda: rows)
+    return SimpleNamespace(offset=offset, codec=codec, merged_from=0, is_forwarded=lambda *_: False, rows=lambda: rows)
 
 
 def records_of(batch: Batch[Any]) -> list[tuple[bytes | None, int]]:
