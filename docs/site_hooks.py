@@ -1,4 +1,4 @@
-"""The hooks of the site (`mkdocs.yml`): files that pages link to outside, and a search without a server."""
+"""Hooks of the site (`mkdocs.yml`): files outside `docs/` that pages link to, and a search without a web server."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _LINK = re.compile(r"(?<=\]\()((?!https?:|#)[^)#\s]+)")
 _OUTSIDE = re.compile(r"(?<=\]\()\.\./([^)#\s]+)")
 _PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 _FILES = "files"
-# Browsers load no worker from a file. This shim, of Material's author, comes by `npm pack iframe-worker`.
+# Browsers do not load a web worker from a file. `npm pack iframe-worker` fetches this shim, by the author of Material.
 _SHIM_URL = "https://unpkg.com/iframe-worker/shim"
 _SHIM = "assets/javascripts/iframe-worker.js"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages of the folder above, and each file there that a page links to."""
+    """Adds the pages of the repository's root, and each file outside `docs/` that a page links to."""
     above = set(_PAGES.values())
     for name, uri in _PAGES.items():
         files.append(File.generated(config, uri, abs_src_path=str(ROOT / name)))
@@ -43,26 +43,26 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Leads links out of the folder to where `on_files` has put the files."""
+    """Points links to files outside `docs/` at the copies that `on_files` has added."""
     if page.file.src_uri not in _PAGES.values():
         return _OUTSIDE.sub(lambda found: _PAGES.get(found[1], f"{_FILES}/{found[1]}.txt"), markdown)
     return _LINK.sub(lambda found: _from_above(found[1]), markdown)
 
 
 def _from_above(link: str) -> str:
-    """A link of a page of the folder above, as it is from here."""
+    """The target of a link in a page of the repository's root, seen from the site's root."""
     if link.startswith("docs/"):
         return link.removeprefix("docs/")
     return _PAGES.get(link, f"{_FILES}/{link}.txt")
 
 
 def on_post_template(output_content: str, **_: object) -> str:
-    """Leaves the shim out of pages that have no place of their own, such as that for a wrong address."""
+    """Removes the shim from pages without a URL, such as the 404 page."""
     return output_content.replace(f'<script src="{_SHIM_URL}"></script>', "")
 
 
 def on_post_page(output: str, page: Page, **_: object) -> str:
-    """Takes the shim from the site, or leaves it out: the site asks no other host."""
+    """Loads the shim from the site itself, or removes it: the site sends no requests to other hosts."""
     if not os.environ.get("WIDELOAD_SHIM"):
         return output.replace(f'<script src="{_SHIM_URL}"></script>', "")
     return output.replace(_SHIM_URL, posixpath.relpath(_SHIM, posixpath.dirname(page.url)))

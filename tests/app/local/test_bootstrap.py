@@ -167,8 +167,8 @@ def test_s3_servers_are_left_out_without_go(checkout: Path, tmp_path: Path) -> N
     for name in ("awk", "cksum", "cut", "env", "grep", "java", "make", "rm", "sh"):
         (tmp_path / name).symlink_to(shutil.which(name) or "")
     environ = {"PATH": str(tmp_path), "WIDELOAD_CACHE": str(tmp_path / "cache")}
-    for target in ("setup-test", "setup-test", "setup"):
-        assert make(checkout, target, **environ).stdout.count("are skipped: Go is not installed.") == 1
+    for target, times in (("setup-test", 1), ("setup-test", 1), ("setup", 0)):
+        assert make(checkout, target, **environ).stdout.count("are skipped: Go is not installed.") == times
     (tmp_path / "cache" / "bin").mkdir(parents=True)
     (tmp_path / "cache" / "bin" / "versitygw").touch()
     assert make(checkout, "setup-test", **environ).stdout == ""
