@@ -80,7 +80,7 @@ class Application(faust.App):
         sockets: at which the pages are served; without any, it makes them, as Faust does.
 
     Attributes:
-        ending: why the app is stopped, for the log; None if nobody has said.
+        ending: why the app is stopped, for the log; None if unknown.
     """
 
     BootStrategy = _BootStrategy
@@ -158,11 +158,11 @@ class Application(faust.App):
             log_as_json(root)
         bound_repeats(root)
         calm_clients()  # Faust's own command has set the level of the log
-        self._tell_start()
+        self._log_start()
         if self.agents:
             await super().on_first_start()
 
-    def _tell_start(self) -> None:
+    def _log_start(self) -> None:
         settings = self.settings
         host = f"[{settings.web_bind}]" if ":" in settings.web_bind else settings.web_bind
         pages = f"http://{host}:{settings.web_port}/"
@@ -222,7 +222,7 @@ class Application(faust.App):
     def _pipeline_ended(self, _: Pipeline) -> None:
         """A worker runs while one pipeline runs; when all have failed it ends, to be noticed.
 
-        Where requests may restart them it stays, like Kafka Connect.
+        If requests may restart them it stays, like Kafka Connect.
         """
         if any(pipeline.status != "FAILED" for pipeline in self.pipelines) or self.agents:
             return

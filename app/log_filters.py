@@ -60,7 +60,7 @@ def calm_clients(*, whole: bool = False) -> None:
     """Lets the client libraries log warnings and errors only, and those of `_REPORTED_BY_US` at DEBUG.
 
     They log everything if the root logger is at DEBUG, and never more than the root logger does; so this is called
-    again if its level changes. Where the store's credentials come from is logged once, not for the store of each
+    again if its level changes. The source of the store's credentials is logged once, not for the store of each
     pipeline; and once, without a traceback, why they are not renewed.
 
     Args:

@@ -93,8 +93,8 @@ def run_worker(settings: Settings, log_level: str, config: str | None = None) ->
         check_address(settings)
     keep_freed(settings.in_flight_bytes)
     # Before logging is set up: the caller prints an error as one line.
-    plans, control_topic = asyncio.run(check_patiently(settings, findings, _tell_wait, read_control_topic))
-    sockets = listening(settings)  # all that took its time is behind it, and nobody takes the port any more
+    plans, control_topic = asyncio.run(check_patiently(settings, findings, _print_wait, read_control_topic))
+    sockets = listening(settings)  # all slow checks are done, and no other process can take the port now
     log_left_out = set_up_logging(log_level, settings.log_format)
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
@@ -125,7 +125,7 @@ def run_worker(settings: Settings, log_level: str, config: str | None = None) ->
     return status
 
 
-def _tell_wait(sentence: str) -> None:
+def _print_wait(sentence: str) -> None:
     print(f"wideload: {sentence}", file=sys.stderr, flush=True)
 
 

@@ -45,11 +45,11 @@ def _build() -> Application:
     findings = Findings()
     with findings.noted():
         check_address(settings)
-    plans, control_topic = asyncio.run(check_patiently(settings, findings, _tell_wait, read_control_topic))
+    plans, control_topic = asyncio.run(check_patiently(settings, findings, _print_wait, read_control_topic))
     return Application(settings, plans, path, control_topic)
 
 
-def _tell_wait(sentence: str) -> None:
+def _print_wait(sentence: str) -> None:
     print(f"wideload: {sentence}", file=sys.stderr, flush=True)
 
 

@@ -1,7 +1,7 @@
 """The replay: it writes the records of dead letters back to the topics and partitions that they came from, each once.
 
 The offsets of replayed dead letters are committed to a separate group together with the records: see
-`app.deadletters.record_writer` and `app.deadletters.replay_offsets`. So an interrupted replay continues where it was.
+`app.deadletters.record_writer` and `app.deadletters.replay_offsets`. An interrupted replay continues where it was.
 
 Dead letters may be forged. Each decides about itself only: none prevents others from being replayed.
 """
@@ -82,7 +82,7 @@ class Replay:
         max_replays: a record that was replayed so often is skipped.
         done: called with the number of dead letters after each batch.
         owner: replay only dead letters of this pipeline; None to replay all that the pipeline may.
-        skip_unreadable: whether dead letters that nobody can read count as replayed, so that they leave no gaps.
+        skip_unreadable: whether unreadable dead letters are marked as replayed, so that they leave no gaps.
         warn: called before anything is written with what the user should know.
         tally: counts the dead letters.
     """
@@ -131,7 +131,7 @@ class Replay:
             if open_writer is None:
                 await self._replay_partition(None, partition, replayed, end)
             elif replayed.offset < end or (forgotten is not None and replayed.offset > first):
-                async with open_writer(partition) as writer:  # before the offsets are read: nobody changes them then
+                async with open_writer(partition) as writer:  # before the offsets are read: nothing changes them then
                     if told is not None:
                         self.warn(told)
                         told = None

@@ -1,7 +1,8 @@
 """The byte budget: how many bytes of records the worker may hold.
 
-Records with work wait for a store, which may be away for hours; those that pass leave in milliseconds. So records with
-work never take the whole: an eighth is kept for those that pass, or one store that is down would stop every partition.
+Records with work may wait hours for a store that is down; those that pass leave in milliseconds. Records with work
+therefore never fill the whole budget: an eighth is reserved for those that pass, or one store that is down would stop
+every partition.
 """
 
 from __future__ import annotations
@@ -97,10 +98,10 @@ class Share:
 
         If it is to be the next one to be admitted, `work_waits` is set; if only its partition has to wait, it is not.
 
-        All records of a partition may wait behind one payload that the store does not give. So a partition that holds
-        `held` bytes stops at half of the bytes for work; of two such partitions each stops at a third, and so on. It
-        waits alone. For any other record without room those behind it wait too, also if they are smaller: but not if
-        it will find none before `stuck` bytes of the share's work are done, for which the store does not answer.
+        All records of a partition may wait behind one payload that the store does not return. A partition that holds
+        `held` bytes therefore stops at half of the bytes for work, each of two such partitions at a third, and so on.
+        It waits alone. If any other record does not fit, those behind it wait too, even if they are smaller: except if
+        it cannot fit before `stuck` bytes of the share's work are done, for which the store does not answer.
         """
         budget = self.budget
         if self.work_waits or (held and held + size > budget.spare(size)):
@@ -117,7 +118,7 @@ class Share:
     def _is_fair(self, size: int, work: int) -> bool:
         """Whether this share may have `size` more bytes for work if it held `work`.
 
-        Records with work may wait for hours. So one of several shares stops at four fifths of the bytes for work.
+        Records with work may wait for hours, so one of several shares stops at four fifths of the bytes for work.
         """
         spare = self.budget.spare(size) + self.work - work
         return spare >= 0 and (self.budget.shares == 1 or work + size <= _SHARE_FOR_FREE * spare)
@@ -167,7 +168,7 @@ class Share:
     async def may_fetch(self) -> None:
         """Waits while the budget is used up, and records that pass are on their way: they come free by themselves.
 
-        Records with work may be stuck for hours. Then more is fetched, so that those of other partitions pass;
+        If records with work are stuck, which may take hours, more is fetched, so that those of other partitions pass;
         `PollLoop` bounds what waits. A share that holds nothing need not wait either.
         """
         budget = self.budget

@@ -34,7 +34,7 @@ class Chain:
     Args:
         stages: in the order of the property `transforms`.
         sink: the output topic. If it is compacted, it accepts no record without a key. If its brokers compress
-            again, nobody here knows what they compare with the limit: records are judged by their uncompressed size.
+            again, what they compare with the limit is unknown here: records are judged by their uncompressed size.
     """
 
     def __init__(self, stages: Sequence[Stage], sink: Topic) -> None:

@@ -36,7 +36,7 @@ class ControlTopic:
 
     Attributes:
         name: of the topic.
-        targets: by group, what its pipelines are to be; a group that nobody has asked anything of is not in it.
+        targets: by group, the requested state of its pipelines; a group without requests is not in it.
         listener: gets each request that comes from now on. Where the topic was made again or cut, it gets what stands
             there then, once that was read to its end: the last state of each group, and restarts that are new.
     """

@@ -29,8 +29,8 @@ class Dispatcher:
 
     A record takes its bytes of the share when it enters, and then holds those of its result.
 
-    A record may wait for hours behind one for which the store is down. A sweep could delete its payload, as no
-    record refers to it yet. So a result with a payload that is `LONGEST_HOLD_S` old is not written: the flow
+    A record may wait for hours behind one for which the store is down. As no record refers to its payload yet, a
+    sweep could delete it. A result with a payload that is `LONGEST_HOLD_S` old is therefore not written: the flow
     restarts, and stores it again.
 
     `clock` are seconds that do not go back.

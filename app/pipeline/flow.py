@@ -2,8 +2,8 @@
 
 Reads batches from the source partitions, lets records pass or puts them through the transforms on threads, writes the
 results in source order, and commits what is durable. Whatever goes wrong with the clients ends the flow; the next one
-begins at the committed offsets. So there is one way of recovery, and it is the one that a restart takes.
-The way of a record is in `app.pipeline`.
+starts at the committed offsets. There is therefore only one way of recovery: that of a restart.
+`app.pipeline` describes how a record is processed.
 """
 
 from __future__ import annotations

@@ -273,7 +273,7 @@ class Lane:
         held = sum(map(held_bytes, result))
         self._share.give_work(item.held - held)
         item.result, item.held = result, held
-        # It may wait for hours behind another one. The budget counts the value no more, so it must be let go.
+        # It may wait for hours behind another one. The budget no longer counts the value, so it must be released.
         item.source = _place(item.source)
 
     def fail(self, item: Working) -> Letter:
@@ -291,7 +291,7 @@ class Lane:
         return item
 
     def keep(self, task: asyncio.Task[None] | asyncio.Task[Work]) -> None:
-        """Lets a task end with the lane, if it has not ended before."""
+        """Cancels a task when the lane ends, if it has not ended before."""
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
 

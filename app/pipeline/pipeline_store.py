@@ -49,7 +49,7 @@ class PipelineStore:
 
         Raises:
             WideloadError: it cannot be opened.
-            ClusterError: it cannot be opened again, as somebody may be replacing the files that it reads; or not yet.
+            ClusterError: it cannot be opened again, as the files that it reads may be being replaced; or not yet.
         """
         if self.store is not None or not self._settings.store:
             return

@@ -104,7 +104,7 @@ class PipelineControl(PipelineReport, Protocol):
     def steer(self, target: Target) -> None:
         """Lets it run, pause or stop. Paused, it stays in its group; stopped, it leaves it."""
 
-    def begin_anew(self) -> None:
+    def request_restart(self) -> None:
         """Finishes, commits, and restarts with new clients and a new store, also if it had failed; not if stopped."""
 
 
@@ -138,8 +138,8 @@ class Steering(Protocol):
             SteeringError: `shared`, and Kafka has not taken it.
         """
 
-    async def begin_anew(self, pipeline: PipelineControl, *, only_failed: bool) -> None:
-        """Restarts it; with `only_failed` only if it has failed. See `PipelineControl.begin_anew`.
+    async def request_restart(self, pipeline: PipelineControl, *, only_failed: bool) -> None:
+        """Restarts it; with `only_failed` only if it has failed. See `PipelineControl.request_restart`.
 
         Raises:
             SteeringError: `shared`, and Kafka has not taken it.

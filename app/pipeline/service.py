@@ -48,11 +48,11 @@ class Pipeline(Service):
     A pipeline that has run once is not given up if the cluster then refuses something: a topic that is gone, a right
     that was taken away. It waits, tries again, and says so.
 
-    Only a restart that somebody has asked for, and a stop, close its store: the next flow opens it again, with the
+    Only a restart on request, and a stop, close its store: the next flow opens it again, with the
     credentials and certificates of then.
 
     `settings` are those of the worker. Without a plan it looks at the cluster first. `ended` is called when it has
-    failed; after that it waits until `begin_anew`. `runtime` is of this pipeline alone: its threads end with it.
+    failed; after that it waits until `request_restart`. `runtime` is of this pipeline alone: its threads end with it.
     """
 
     logger = logging.getLogger("faust")  # "Starting...", "Stopping..." and the like
@@ -86,7 +86,7 @@ class Pipeline(Service):
         self._supervisor: asyncio.Task[None] | None = None
         self._ending = False
         self._woken = asyncio.Event()  # something is asked for, whatever the supervisor waits for
-        self._anew = False  # somebody has asked for another flow than the one there is
+        self._restart_requested = False  # a request has ended the current flow
         self._joined_s: float | None = None
         self._proven = False
         self._seen_topics: set[str] = set()
@@ -124,7 +124,7 @@ class Pipeline(Service):
             return
         self._log.is_asked(f"to be {target}")
         self.target = target
-        self._anew = self._anew or target == "STOPPED"
+        self._restart_requested = self._restart_requested or target == "STOPPED"
         self._forget_former()
         if self.flow is not None and target == "STOPPED":
             self.flow.stop()
@@ -132,7 +132,7 @@ class Pipeline(Service):
             self.flow.pause(paused=target == "PAUSED")
         self._woken.set()
 
-    def begin_anew(self) -> None:
+    def request_restart(self) -> None:
         """See `PipelineControl`."""
         if self.target == "STOPPED":
             return
@@ -142,7 +142,7 @@ class Pipeline(Service):
             self._status = "STARTING"
         elif self._status != "STARTING":
             self._status = "RESTARTING"
-        self._anew = True
+        self._restart_requested = True
         if self.flow is not None:
             self.flow.stop(renewing_store=True)
         self._woken.set()
@@ -200,10 +200,10 @@ class Pipeline(Service):
             self._status = "STOPPED"
 
     async def _turn(self, delay_s: float) -> float:
-        """Lives once, or waits until somebody asks for that; returns the wait after the next failure."""
+        """Lives once, or waits until a request starts it; returns the wait after the next failure."""
         self._woken.clear()
-        anew, self._anew = self._anew, False
-        if anew:  # somebody may have corrected the topic, or replaced what the store has read
+        requested, self._restart_requested = self._restart_requested, False
+        if requested:  # the topic may have been corrected, or the store's files replaced
             self._learned_limits.unfit.clear()
             await self._store.close()
             self._runtime.threads.renew()
@@ -223,7 +223,7 @@ class Pipeline(Service):
 
     @property
     def _next(self) -> State:
-        """What it is before the next flow begins; a pipeline that has failed stays so until somebody asks."""
+        """What it is before the next flow begins; a failed pipeline stays failed until a request."""
         if self.target == "STOPPED":
             return "STOPPED"
         if self._status == "STOPPED":
@@ -258,7 +258,7 @@ class Pipeline(Service):
         try:
             return sharing_context(self._worker.client)
         except ConfigurationError as exc:
-            # The files were right when the worker started, so somebody is replacing them.
+            # The files were right when the worker started, so they are being replaced.
             raise ClusterError(str(exc), retriable=True) from exc
 
     async def _look(self, client: ClientSettings) -> Plan:
@@ -284,7 +284,7 @@ class Pipeline(Service):
                 log.warning("pipeline %s: %s", self.settings.name, warning)
         await self._store.open(plan)
         self._log.starts(plan, self._store.store)
-        if self._ending or self._anew or self.target == "STOPPED":
+        if self._ending or self._restart_requested or self.target == "STOPPED":
             return
         renewed = {each.name for each in plan.sources if each.id and self._topic_ids.get(each.name, each.id) != each.id}
         if renewed:
@@ -338,7 +338,7 @@ class Pipeline(Service):
 
     def _give_up(self, error: BaseException) -> None:
         self._note(error)
-        if self._anew or self.target == "STOPPED":
+        if self._restart_requested or self.target == "STOPPED":
             log.warning("pipeline %s: stopped before its last records were written: %s", self.settings.name, error)
             return  # it was to end anyway, and the request decides its state
         self._status = "FAILED"

@@ -38,16 +38,16 @@ class OwnSteering:
         """See `Steering`."""
         pipeline.steer(target)
 
-    async def begin_anew(self, pipeline: PipelineControl, *, only_failed: bool) -> None:
+    async def request_restart(self, pipeline: PipelineControl, *, only_failed: bool) -> None:
         """See `Steering`."""
-        _begin_anew(pipeline, only_failed=only_failed)
+        _request_restart(pipeline, only_failed=only_failed)
 
 
 class GroupSteering(Service):
     """Steers the pipelines of all workers of their groups, for good. A `Steering`, and a service of the Faust app.
 
-    What is asked for is written to the topic, and this worker obeys it as all others do: when it reads it there. So all
-    workers obey in the same order. It is to start before the pipelines.
+    A request is written to the topic, and this worker applies it as all others do, when it reads it there. All workers
+    therefore apply requests in one order. It must start before the pipelines.
 
     Args:
         topic: its current content applies from the start.
@@ -104,7 +104,7 @@ class GroupSteering(Service):
         """See `Steering`."""
         await self._ask(TargetStateRequest(pipeline.settings.group_id, target))
 
-    async def begin_anew(self, pipeline: PipelineControl, *, only_failed: bool) -> None:
+    async def request_restart(self, pipeline: PipelineControl, *, only_failed: bool) -> None:
         """See `Steering`."""
         await self._ask(Restart(pipeline.settings.group_id, only_failed))
 
@@ -154,7 +154,7 @@ class GroupSteering(Service):
     def _obey(self, request: Request) -> None:
         pipeline = self._pipelines[request.group]
         if isinstance(request, Restart):
-            _begin_anew(pipeline, only_failed=request.only_failed)
+            _request_restart(pipeline, only_failed=request.only_failed)
         else:
             pipeline.steer(request.state)
 
@@ -183,6 +183,6 @@ class GroupSteering(Service):
             delay_s = min(delay_s * 2, _LAST_DELAY_S)
 
 
-def _begin_anew(pipeline: PipelineControl, *, only_failed: bool) -> None:
+def _request_restart(pipeline: PipelineControl, *, only_failed: bool) -> None:
     if not only_failed or pipeline.status == "FAILED":
-        pipeline.begin_anew()
+        pipeline.request_restart()

@@ -1,7 +1,7 @@
-"""The state of a pipeline's store: whether it is up, whether it has worked, and who calls it while it is down.
+"""The state of a pipeline's store: whether it is up, has worked, and which record calls it while it is down.
 
-A thousand records may wait for one store. If each tried again by itself, the store would come back to a storm, and the
-threads of all pipelines would be spent on calls that fail. So one record at a time calls it: it is a circuit breaker.
+A circuit breaker: a thousand records may wait for one store. If each retried, the store would recover into a storm of
+requests, and the threads of all pipelines would be spent on calls that fail. Only one record at a time calls it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class StoreState:
         return isinstance(store, Check) and not isinstance(error, _OF_THE_RECORD)
 
     async def has_changed(self) -> bool:
-        """Whether the store, which has passed the check of the start, does not pass it now. So it has worked."""
+        """Whether the store no longer passes the check that it passed at the start, so that it must have worked."""
         self._changed = not await self.is_up()
         return self._changed
 

@@ -75,7 +75,7 @@ class Termination:
             self._wake()
 
     def fail_by_defect(self, error: BaseException, record: SourceRecord | None = None) -> None:
-        """Ends the flow with an error that nobody foresaw, and writes its traceback to the log.
+        """Ends the flow with an unexpected error, and logs its traceback.
 
         Args:
             error: a defect of this project.

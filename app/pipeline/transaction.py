@@ -1,8 +1,8 @@
 """The transactions of one source partition, one after the other: each commits results together with their offset.
 
 The next owner of the partition begins with a producer of the same `transactional.id`, which ends the transaction that
-this one has left open, and fences it. So each source partition has a separate producer. Brokers from Kafka 2.5 on also
-refuse offsets of a member that has lost the partition (KIP-447); with older ones the producer alone prevents them.
+this one has left open, and fences it; each source partition therefore has a separate producer. Brokers from Kafka 2.5
+on also refuse offsets of a member that has lost the partition (KIP-447); with older ones only the producer does.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Transaction:
 
     The first record opens one; so does an offset that can be committed though nothing is written. It ends when it is
     old or large enough (`transaction.boundary.*`), and as soon as something is written and nothing more is available.
-    While it ends, records wait here for the next one; they hold their bytes of the budget already. So transactions
-    grow by themselves with the number of records.
+    While it ends, records wait here for the next one; they hold their bytes of the budget already.
+    Transactions therefore grow with the number of records.
 
     Available is what leaves the lane without a record that is still to come: what is read, though not admitted yet,
     what a transform works on, and what the leader of the source partition had when it answered last.

@@ -34,7 +34,7 @@ def config_text(value: object) -> str:
     value = shown_value(value)
     if isinstance(value, bool):
         return str(value).lower()
-    # A URL may have a password in it that nobody has declared to be one.
+    # A URL may contain a password that is not declared as one.
     return without_secrets(",".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
 
 
@@ -94,7 +94,7 @@ def topics(pipeline: PipelineReport) -> dict[str, Any]:
 def offsets(pipeline: PipelineReport) -> dict[str, Any]:
     """`GET /connectors/{name}/offsets`: the committed offsets of the partitions that this worker has.
 
-    A stopped pipeline has none: other workers commit what were its partitions, or somebody alters their offsets.
+    A stopped pipeline has none: other workers commit for its former partitions, or an operator alters their offsets.
     """
     positions = {} if _stopped(pipeline) else pipeline.flow_report.positions
     return {

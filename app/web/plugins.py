@@ -1,6 +1,6 @@
-"""The one connector plugin of a worker, the pipeline: its keys, and the validation of a configuration.
+"""The one connector plugin of a worker, the pipeline: its properties, and the validation of a configuration.
 
-The configuration comes from somebody who may not be trusted. It is looked at, and nothing more: no file is read, no
+The configuration comes from an untrusted client. It is only inspected: no file is read, no
 class is imported, no request is made, and no value is kept.
 """
 

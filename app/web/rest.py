@@ -193,7 +193,7 @@ class Rest:
         stopped = pipeline.target == "STOPPED"
         restarting = not stopped and (not only_failed or pipeline.status == "FAILED")
         if not stopped:
-            await self._steering.begin_anew(pipeline, only_failed=only_failed)
+            await self._steering.request_restart(pipeline, only_failed=only_failed)
         if not only_failed and not tasks:
             return Response(status=204, headers=self._headers)
         document = connectors.status(pipeline, self._worker, restarting=restarting)
@@ -201,7 +201,7 @@ class Rest:
 
     async def _restart_task(self, request: Request) -> Response:
         self._task(request, "Unknown task: ")
-        self._pipeline(request).begin_anew()
+        self._pipeline(request).request_restart()
         return Response(status=204, headers=_HERE)
 
     async def _set_level(self, request: Request) -> Response:

@@ -38,7 +38,7 @@ _Handler = Callable[[Request], Awaitable[StreamResponse]]
 def answers_to(host: str | None, names: Collection[str] = ()) -> bool:
     """Whether a request with this `Host` is answered.
 
-    An address, a name without a dot, and a name that nobody can have in the public DNS are; others if they are among
+    An address, a name without a dot, and a name that cannot exist in the public DNS are; others if they are among
     `names`, or if that has `*`.
     """
     if not host or "*" in names:

@@ -215,7 +215,7 @@ class Steered:
         self.asked.append(target)
         self.steered.set()
 
-    def begin_anew(self) -> None:
+    def request_restart(self) -> None:
         """Notes the restart."""
         self.asked.append("RESTART")
 
@@ -248,7 +248,7 @@ async def test_requests_after_the_topic_was_made_again(group: Group, caplog: pyt
         for state in ("PAUSED", "STARTED", "PAUSED"):
             await steering.steer(cast(Any, pipeline), cast(Any, state))
         await make_again(group)
-        await steering.begin_anew(cast(Any, pipeline), only_failed=False)
+        await steering.request_restart(cast(Any, pipeline), only_failed=False)
         assert pipeline.asked == ["PAUSED", "STARTED", "PAUSED", "RESTART"]
         await steering.steer(cast(Any, pipeline), "STOPPED")
         assert pipeline.asked[4:] == ["STOPPED"]
@@ -289,7 +289,7 @@ async def test_a_topic_that_was_cut(group: Group) -> None:
         ask = cast(Any, pipeline)
         for state in ("PAUSED", "STARTED", "STOPPED", "STARTED"):
             await steering.steer(ask, cast(Any, state))
-        await steering.begin_anew(ask, only_failed=False)
+        await steering.request_restart(ask, only_failed=False)
         await steering.on_stop()
         assert pipeline.asked.count("RESTART") == 1
 
@@ -331,7 +331,7 @@ async def test_a_topic_that_is_gone_is_told(group: Group) -> None:
         told = f"control.topic {group.topic} cannot be read, so no request arrives: topic {group.topic} does not exist"
         await asyncio.to_thread(until, lambda: str(steering.trouble).startswith(told), "the topic is missed")
         await make_again(group)
-        await steering.begin_anew(cast(Any, pipeline), only_failed=False)
+        await steering.request_restart(cast(Any, pipeline), only_failed=False)
         assert steering.trouble is None
 
 

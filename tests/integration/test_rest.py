@@ -319,7 +319,7 @@ def test_unknown_names_are_not_found(path: str, message: str, served: Served) ->
         ("POST", "/connectors", "GET", "add a table [pipeline.NAME]"),
         ("PUT", "/connectors/offload/config", "GET", "edit [pipeline.offload]"),
         ("PATCH", "/connectors/offload/config", "GET", "edit [pipeline.offload]"),
-        ("DELETE", "/connectors/offload", "GET", "take [pipeline.offload] out"),
+        ("DELETE", "/connectors/offload", "GET", "remove [pipeline.offload] from it"),
         ("PUT", "/connectors/offload/topics/reset", "", "they are not tracked"),
         ("PATCH", "/connectors/offload/offsets", "GET", "-offload --reset-offsets"),
         ("DELETE", "/connectors/offload/offsets", "GET", "-offload --reset-offsets"),
@@ -500,7 +500,7 @@ def test_stop_and_resume(running: Served) -> None:
     way = running.way
     answer = running.change("PUT", "/connectors/offload/stop")
     assert (answer.status, answer.document) == (204, None)
-    assert "this worker alone" in answer.headers["Warning"]
+    assert "this worker only" in answer.headers["Warning"]
     running.until_state("offload", "STOPPED")
     until(lambda: members(way) == 0, "it has left the group")
     assert running.get("/connectors/offload/tasks") == running.get("/connectors/offload")["tasks"] == []

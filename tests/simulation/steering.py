@@ -132,7 +132,7 @@ class Steering:
             if request.what not in _RESTARTS:
                 await steering.steer(pipeline, request.what)  # type: ignore[arg-type]
             elif pipeline.target != "STOPPED":
-                await steering.begin_anew(pipeline, only_failed=request.what != _RESTARTS[0])
+                await steering.request_restart(pipeline, only_failed=request.what != _RESTARTS[0])
         except SteeringError as exc:
             request.answer = str(exc)
         else:

@@ -131,7 +131,7 @@ class _Running(Pipeline):
     def again(self, asked: str) -> None:
         """Restarts the pipeline, or stops and starts it."""
         if asked == "restart":
-            self.begin_anew()
+            self.request_restart()
         else:
             self.steer("STOPPED")
             self.steer("STARTED")
@@ -193,7 +193,7 @@ async def test_a_restart_is_one_though_the_last_records_fail(monkeypatch: pytest
     monkeypatch.setattr(_Flow, "error", WideloadError("a record can never succeed"))
     async with running() as pipeline:
         monkeypatch.setattr(pipeline, "failing_since", 0.5)  # it has recovered from that
-        pipeline.begin_anew()
+        pipeline.request_restart()
         assert (pipeline.failing_since, pipeline.status, _Flow.made[0].renews_store) == (None, "RESTARTING", True)
         await pipeline.next_flow(lambda: None)
         assert not pipeline.ended
@@ -213,7 +213,7 @@ async def test_a_restart_follows_what_a_library_has_cancelled(
         await until(lambda: pipeline.status == "FAILED")
         assert (pipeline.ended, pipeline.last_error) == ([pipeline], "unexpected CancelledError: by a library")
         assert "Traceback" in caplog.text
-        pipeline.begin_anew()
+        pipeline.request_restart()
         await until(lambda: pipeline.status == "RUNNING")
 
 
@@ -269,7 +269,7 @@ async def test_a_restart_that_is_asked_for_during_the_look_at_the_cluster_opens_
         monkeypatch.setattr(service, "plan_pipeline", look)
         pipeline.fail()
         await looks.wait()
-        pipeline.begin_anew()
+        pipeline.request_restart()
         await pipeline.next_flow(answered.set)
         assert [each.closed for each in _Kept.opened] == [True, False]
 
@@ -287,7 +287,7 @@ async def test_a_restart_has_threads_though_calls_of_the_store_hang() -> None:
             hanging = [_Flow.made[0].threads.call(hang) for _ in range(2)]
             for _ in hanging:  # what has not begun is cancelled
                 assert await asyncio.to_thread(begun.acquire, timeout=20)
-            await pipeline.next_flow(pipeline.begin_anew)
+            await pipeline.next_flow(pipeline.request_restart)
             assert await asyncio.wait_for(_Flow.made[1].threads.call(lambda: "done"), 20) == "done"
             assert not any(each.done() for each in hanging)
     finally:
@@ -311,7 +311,7 @@ async def test_a_store_that_cannot_be_opened_again_is_waited_for(
     if hangs:
         monkeypatch.setattr(pipeline_store, "_OPEN_S", 0.1)
     async with running(orders=_KEPT) as pipeline:
-        await pipeline.next_flow(pipeline.begin_anew)
+        await pipeline.next_flow(pipeline.request_restart)
         told = "that has not ended within" if hangs else "the service is away"
         assert f"the store cannot be opened: {told}" in (pipeline.last_error or "")
         assert (len(_Kept.opened), pipeline.ended) == (3, [])

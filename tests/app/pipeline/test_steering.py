@@ -98,10 +98,10 @@ async def test_a_request_that_was_written_and_read_is_obeyed() -> None:
     topic = Topic()
     topic.reads = True
     control, pipeline, asked = steered(topic)
-    pipeline.begin_anew = lambda: asked.append("anew")
+    pipeline.request_restart = lambda: asked.append("anew")
     await control.steer(pipeline, "STOPPED")
-    await control.begin_anew(pipeline, only_failed=True)
-    await control.begin_anew(pipeline, only_failed=False)
+    await control.request_restart(pipeline, only_failed=True)
+    await control.request_restart(pipeline, only_failed=False)
     assert asked == ["PAUSED", "STOPPED", "anew"]
     topic.error = KeyError("a defect")
     with pytest.raises(KeyError, match="a defect"):
