@@ -238,8 +238,8 @@ def test_validate_takes_what_a_file_may_say(served: Served) -> None:
         (
             {"large.message.threshold.bytes": "${env:HOME}"},
             {
-                "large.message.threshold.bytes": "large.message.threshold.bytes: found ${env:…}, which is filled in "
-                "from the worker's own file only"
+                "large.message.threshold.bytes": "large.message.threshold.bytes: found ${env:…}, which is replaced "
+                "only in the worker's own file"
             },
         ),
     ],
