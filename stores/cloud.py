@@ -38,14 +38,15 @@ def client_keys(start: str, whole: str) -> Sequence[Key]:
         Key(
             f"{start}.connection.timeout.ms",
             "int",
-            "The maximum time to wait for a connection, and, on average, for the server to accept 1 MiB of a payload.",
+            "The maximum time in milliseconds to wait for a connection, and, on average, for the server to accept "
+            "1 MiB of a payload.",
             default=5_000,
             minimum=1,
         ),
         Key(
             f"{start}.read.timeout.ms",
             "int",
-            "The maximum time to wait for the next bytes of a response.",
+            "The maximum time in milliseconds to wait for the next bytes of a response.",
             default=9_000,
             minimum=1,
         ),

@@ -93,14 +93,15 @@ class S3Store(BucketStore):
         Key(
             "s3.connection.timeout.ms",
             "int",
-            "The maximum time to wait for a connection, and for the server to accept the next MiB of a payload.",
+            "The maximum time in milliseconds to wait for a connection, and for the server to accept the next MiB of "
+            "a payload.",
             default=5000,
             minimum=1,
         ),
         Key(
             "s3.read.timeout.ms",
             "int",
-            "The maximum time to wait for the response after a request was sent.",
+            "The maximum time in milliseconds to wait for the response after a request was sent.",
             default=9_000,
             minimum=1,
         ),

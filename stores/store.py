@@ -47,21 +47,22 @@ SIGNING_KEYS: Sequence[Key] = (
     Key(
         "large.message.signing.key",
         "string",
-        "The key that signs references (HMAC-SHA-256); unsigned ones are refused. 32 random characters or more "
-        "(`openssl rand -hex 32`), the same for all writers and readers of a topic (docs/reference-messages.md).",
+        "The key that signs references (HMAC-SHA-256): at least 32 random characters (`openssl rand -hex 32`), the "
+        "same for all writers and readers of a topic ([signatures](reference-messages.md)). If it is set, unsigned "
+        "references are refused.",
         secret=True,
     ),
     Key(
         "large.message.signing.previous.keys",
         "list",
-        "Older keys whose signatures are still accepted, for a rotation of keys.",
+        "Older keys whose signatures are still accepted, for key rotation.",
         secret=True,
     ),
     Key(
         "large.message.signing.required",
         "boolean",
-        "Whether a reference without a signature is refused, if there is a key. `false` while some writers do not "
-        "sign yet; signatures are verified in any case.",
+        "Whether unsigned references are refused if `large.message.signing.key` is set. Set `false` while some "
+        "writers do not sign yet; signatures are verified in any case.",
         default=True,
     ),
 )
@@ -71,23 +72,25 @@ COMMON_KEYS: Sequence[Key] = (
     Key(
         "large.message.id.generator",
         "string",
-        "How a payload is named. `sha256`: by the digest of its stored bytes, so a replay writes the same object "
-        "again and equal payloads share one. `uuid`: at random.",
+        "How payloads are named. `sha256`: with the digest of the stored bytes, so that a repeated record overwrites "
+        "the same object, and equal payloads share one. `uuid`: with a random UUID.",
         default="sha256",
         allowed=("sha256", "uuid"),
     ),
     Key(
         "large.message.max.bytes",
         "bytes",
-        "The largest payload, stored or decompressed, that is read. Larger ones are refused before they are read. "
-        "Nor do the worker and the serializers offload a larger value, as readers with this limit would refuse it.",
+        "The maximum size in bytes of a payload, stored or decompressed, that is read. Larger payloads are refused "
+        "before they are read. The worker and the serializers do not offload larger values either, since readers with "
+        "this limit would refuse them.",
         default=268_435_456,
         minimum=1,
     ),
     Key(
         "large.message.store.timeout.ms",
         "int",
-        "The longest time of one store call, with its retries. Must be less than `consumer.max.poll.interval.ms`.",
+        "The maximum time in milliseconds of a store call, including its retries. It must be less than "
+        "`consumer.max.poll.interval.ms`.",
         default=60_000,
         minimum=1,
     ),

@@ -1,8 +1,10 @@
-"""The configuration page and the definitions of the keys agree."""
+"""The configuration page and the definitions of the properties agree."""
 
 from __future__ import annotations
 
+import re
 import tomllib
+from collections import Counter
 
 from app.chunks import keys as chunks
 from app.config.client import LIMIT
@@ -11,20 +13,53 @@ from app.config.parsing import parse
 from app.config.settings import PIPELINE_KEYS, WORKER_KEYS
 from app.config.wrapping import HEADER_KEY
 from app.serializers import options
-from docs.configuration_page import DESERIALIZER_KEYS, EXAMPLE, PAGE, SERIALIZER_KEYS, page
+from docs.configuration_page import DESERIALIZER_KEYS, EXAMPLE, SERIALIZER_KEYS, anchors, page
 from stores.registry import STORE_NAMES, store_keys
 from stores.store import COMMON_KEYS
 
 
-def test_page_is_up_to_date() -> None:
-    """The page in docs/ is the one generated from the keys."""
-    assert PAGE.read_text(encoding="utf-8") == page(), "docs/configuration.md is stale: run make docs"
+def described() -> list[tuple[str, str, str]]:
+    """Of each property on the page: its anchor, its name, and the cells of its table."""
+    heading = re.compile(
+        r'^### <a id="(\S+)"></a>`(\S+)`\n\n\S.*\n\n'
+        r"\| type \| default \| valid values \|\n\| --- \| --- \| --- \|\n\| (.*) \|\n",
+        re.MULTILINE,
+    )
+    return heading.findall(page())
 
 
-def test_page_has_each_key_once() -> None:
-    """Every key of the worker, of pipelines, of all stores and of both kinds of client has one row."""
+def test_each_property_has_one_anchor() -> None:
+    """A link leads to each property: by its name, or with a prefix that shows the client; each has its whole table."""
+    found = described()
+    assert [(anchor, name) for anchor, name, _ in found] == [(anchor, key.name) for anchor, key in anchors()]
+    assert [anchor for anchor, times in Counter(re.findall(r'<a id="([^"]+)">', page())).items() if times > 1] == []
+    assert page().count("\n### ") == len(found)
+    plain = {anchor for anchor, name, _ in found if anchor == name}
+    assert {"in.flight.bytes", "errors.retry.timeout", "s3.bucket", "wrapper.header.NUMBER"} <= plain
+    assert {anchor.removesuffix(name) for anchor, name, _ in found} == {
+        "", "serializers-", "deserializers-", "chunks-producer-", "chunks-consumer-"
+    }  # fmt: skip
+    assert all(cells.count(" | ") == 2 for _, _, cells in found)
+
+
+def test_tables() -> None:
+    """Defaults have their unit, and the values that are allowed are those of the definitions."""
+    cells = {anchor: cells for anchor, _, cells in described()}
+    assert cells["in.flight.bytes"] == "bytes | `268435456` (256 MiB) | 1 or more"
+    assert cells["producer.request.timeout.ms"] == "int | `40000` (40 seconds) | 1 to 2,147,483,647"
+    assert cells["consumer.session.timeout.ms"].startswith("int | `45000` (45 seconds) |")
+    assert cells["errors.retry.delay.max.ms"] == "int | `60000` (1 minute) | 1 or more"
+    assert cells["errors.retry.timeout"] == "int | `-1` | -1 or more"
+    assert cells["errors.tolerance"] == "string | `none` | `none`, `all`"
+    assert cells["web.control.enable"] == "boolean | `false` | `true`, `false`"
+    assert cells["s3.prefix"] == "string | empty | "
+    assert cells["topics"] == "list | **required** | list of strings"
+    assert cells["large.message.signing.previous.keys"] == "list of passwords | not set | list of strings"
+
+
+def test_page_has_each_property_once() -> None:
+    """Every property of the worker, of pipelines, of all stores and of both kinds of client is described."""
     stores = [key for name in STORE_NAMES for key in store_keys(name) or ()]
-    rows = [line for line in page().splitlines() if line.startswith("| `")]
     expected = [*WORKER_KEYS, *PIPELINE_KEYS, *COMMON_KEYS, *stores, *CONSUMER_KEYS, *PRODUCER_KEYS]
     expected.append(HEADER_KEY)  # one for each number
     # The clients' own, which do not stand in the file.
@@ -32,14 +67,12 @@ def test_page_has_each_key_once() -> None:
     expected += [*DESERIALIZER_KEYS, options.STORE_KEY, *options.CONSUMER_KEYS]
     of_chunks = [chunks.STRATEGY, *chunks.PRODUCER_KEYS, *chunks.CONSUMER_KEYS]
     expected += [key for key in of_chunks if key is not LIMIT]  # the worker's own stands for theirs
-    assert sorted(row.split("`")[1] for row in rows) == sorted(key.name for key in expected)
-    assert all(row.replace("\\|", "").count("|") == 5 for row in rows)
+    assert sorted(name for _, name, _ in described()) == sorted(key.name for key in expected)
 
 
 def test_page_marks_secrets() -> None:
-    """Secret keys are marked, and no others."""
-    marked = {line.split("`")[1] for line in page().splitlines() if line.startswith("| `") and "*Secret.*" in line}
-    assert marked == {
+    """Secret properties are passwords, and no others."""
+    assert {name for _, name, cells in described() if "password" in cells.split(" | ")[0]} == {
         "large.message.encryption.key.secret",
         "large.message.encryption.previous.keys",
         "large.message.signing.key",

@@ -1,4 +1,4 @@
-"""The keys of a chunk client, which stand in one configuration with the keys of aiokafka's client."""
+"""The properties of a chunk client, in one configuration with those of aiokafka's client."""
 
 from __future__ import annotations
 
@@ -15,35 +15,40 @@ from transforms.chunked_message import Limits
 from transforms.errors import ConfigurationError
 
 _DEFAULTS = Limits()
-# What is otherwise than in the worker, which derives its defaults from `in.flight.bytes`.
+# Differences from the worker, which derives its defaults from `in.flight.bytes`.
 _OTHERWISE: Mapping[str, Mapping[str, Any]] = {
-    "chunk.max.message.bytes": {"default": _DEFAULTS.message_bytes},
+    "chunk.max.message.bytes": {
+        "doc": "The maximum size in bytes of a value that is split, and of a message that is assembled.",
+        "default": _DEFAULTS.message_bytes,
+    },
     "max.pending.chunked.message": {
-        "doc": "How many incomplete messages are held in memory. The chunks of more are read again from the log."
+        "doc": "The maximum number of incomplete messages that are held in memory. The chunks of further messages are "
+        "read from the log again."
     },
     "max.pending.chunked.bytes": {
-        "doc": "How many bytes the chunks of incomplete messages may take in memory. What is over it is read again.",
+        "doc": "The maximum total size in bytes of the chunks of incomplete messages in memory. Further chunks are "
+        "read from the log again.",
         "default": _DEFAULTS.pending_bytes,
     },
     "expire.time.of.incomplete.chunked.message.ms": {
-        "doc": "How long a message may wait for its last chunk before it is discarded; 0 for ever. Only the time "
-        "counts in which a call reads its partition."
+        "doc": "The maximum time in milliseconds that a message waits for its last chunk before it is discarded. "
+        "`0` waits forever. Only the time counts in which a call reads its partition."
     },
     "auto.ack.oldest.chunked.message.on.queue.full": {
-        "doc": "Whether the oldest incomplete message is dropped, and only counted, if there are too many; else the "
-        "chunks of one are read again."
+        "doc": "Whether the oldest incomplete message is dropped and only counted if there are too many. If `false`, "
+        "the chunks of one of them are read from the log again."
     },
     "large.message.strategy": {
-        "doc": "What a producer does with a large value. `offload`: it goes to the store. `chunk`: it is sent as "
-        "chunks, if its topic would refuse it, and needs no store. `auto`: it goes to the store; while the store is "
-        "down, it is sent as chunks, up to `chunk.max.message.bytes`."
+        "doc": "What a producer does with a large value. `offload`: it stores the value as a payload. `chunk`: it "
+        "sends the value as chunks if its topic would refuse it, and needs no store. `auto`: it stores the value as a "
+        "payload, and sends it as chunks while the store is unavailable, up to `chunk.max.message.bytes`."
     },
 }
 STRATEGY, _CHUNK_BYTES, _MESSAGE_BYTES, *_PENDING = (replace(key, **_OTHERWISE.get(key.name, {})) for key in CHUNK_KEYS)
 _LOOKBACK = Key(
     "chunk.lookback",
     "int",
-    "How many offsets before the one where reading begins the first chunk of a message may be.",
+    "How many offsets before the start position a message's first chunk may be.",
     default=10_000,
     minimum=0,
 )

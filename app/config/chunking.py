@@ -39,54 +39,56 @@ class ChunkSettings:
     strategy: Strategy = keyed(
         "large.message.strategy",
         "string",
-        "What `offload` does with large values. `offload`: it puts them into the store. `chunk`: it splits them into "
-        "chunks, as the transform `chunk` does, and needs no store. `auto`: it puts them into the store, and splits "
-        "them into chunks while the store is down, up to `chunk.max.message.bytes`. `inflate` reads references and "
-        "chunks in any case; with `chunk` or `auto` the topics are checked for it.",
+        "What `offload` does with large values. `offload`: it stores them as payloads. `chunk`: it splits them into "
+        "chunks, as the transform `chunk` does, and needs no store. `auto`: it stores them, and splits them into "
+        "chunks while the store is unavailable, up to `chunk.max.message.bytes`. `inflate` reads references and "
+        "chunks in any case; with `chunk` or `auto`, the topics are checked for it.",
         default="offload",
         allowed=("offload", "chunk", "auto"),
     )
     max_bytes: int | None = keyed(
         "chunk.max.bytes",
         "bytes",
-        "The most bytes of a chunk, with key, headers and batch overhead. Larger records are split. Default: the sink "
-        "topic's `max.message.bytes`.",
+        "The maximum size in bytes of a chunk, including key, headers and batch overhead. Larger records are split. "
+        "Default: the output topic's `max.message.bytes`.",
         minimum=1,
     )
     message_bytes: int = keyed(
         "chunk.max.message.bytes",
         "bytes",
-        "The largest value that is split, and the largest message that is assembled. Default: 67,108,864, or a "
-        "quarter of `in.flight.bytes` if that is less.",
+        "The maximum size in bytes of a value that is split, and of a message that is assembled. Default: 67,108,864, "
+        "or a quarter of `in.flight.bytes` if that is less.",
         minimum=1,
     )
     pending_messages: int = keyed(
         "max.pending.chunked.message",
         "int",
-        "How many incomplete messages `assemble` and `inflate` may hold. With one more, the oldest is discarded.",
+        "The maximum number of incomplete messages that `assemble` and `inflate` hold in memory. If it is exceeded, "
+        "the oldest message is discarded.",
         default=_LIMITS.messages,
         minimum=1,
     )
     pending_bytes: int = keyed(
         "max.pending.chunked.bytes",
         "bytes",
-        "How many bytes the chunks of incomplete messages may take; `in.flight.bytes` does not count them. If there "
-        "are more, the oldest message is discarded. Default: half of `in.flight.bytes`.",
+        "The maximum total size in bytes of the chunks of incomplete messages, which are not counted in "
+        "`in.flight.bytes`. If it is exceeded, the oldest message is discarded. Default: half of `in.flight.bytes`.",
         minimum=1,
     )
     expire_ms: int = keyed(
         "expire.time.of.incomplete.chunked.message.ms",
         "int",
-        "How long a message may wait for its last chunk before it is discarded; 0 for ever. Time in which the "
-        "pipeline does not read, for instance while its store is down, does not count.",
+        "The maximum time in milliseconds that a message waits for its last chunk before it is discarded. `0` waits "
+        "forever. Time in which the pipeline does not read, for instance because its store is unavailable, does not "
+        "count.",
         default=_LIMITS.expire_ms,
         minimum=0,
     )
     drops_oldest: bool = keyed(
         "auto.ack.oldest.chunked.message.on.queue.full",
         "boolean",
-        "Whether the oldest incomplete message, if there are too many, is dropped with a warning. If not, "
-        "`errors.tolerance` decides about its chunks, as it does for every discarded message.",
+        "Whether the oldest incomplete message, if there are too many, is discarded with a warning. If `false`, "
+        "`errors.tolerance` applies to its chunks, as to those of any other discarded message.",
         default=False,
     )
 

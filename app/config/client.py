@@ -17,8 +17,8 @@ from transforms.identifiers import LIMIT_KEY
 LIMIT = Key(
     LIMIT_KEY,
     "boolean",
-    "Whether names must be within the limits of Kafka 5.0 (docs/limits.md). They are checked before a request is made. "
-    "The client does not get this key.",
+    "Whether names must comply with the maximum lengths that are proposed for Kafka 5.0 ([limits](limits.md)). They "
+    "are checked before a request is sent. This property is not passed to the client.",
     default=True,
 )
 

@@ -29,29 +29,29 @@ class Guarantee:
     name: Literal["at_least_once", "exactly_once"] = keyed(
         _GUARANTEE,
         "string",
-        "`exactly_once`: results, dead letters and committed offsets of a source partition are in one transaction. "
-        "Readers with `isolation.level` = `read_committed` see each result once, whatever fails (see "
-        "[exactly-once.md](exactly-once.md)).",
+        "The processing guarantee. With `exactly_once`, the results, dead-letter records and committed offsets of a "
+        "source partition are written in one transaction, so that consumers with `isolation.level` = `read_committed` "
+        "read each result once, regardless of failures ([exactly-once](exactly-once.md)).",
         default="at_least_once",
         allowed=("at_least_once", "exactly_once"),
     )
     boundary: Literal["poll", "interval"] = keyed(
         _BOUNDARY,
         "string",
-        "`poll`: a transaction is committed as soon as all that is at hand is written in it: the source partition is "
-        "read to its end, and no stage works on its records. In each worker a pipeline ends up to 150 transactions a "
-        "second this way; `producer.linger.ms` does not delay them. `interval`: only age and size count, which makes "
-        "fewer transactions. The values are those of Connect's `transaction.boundary`.",
+        "When transactions are committed, as with Connect's `transaction.boundary`. `poll`: as soon as all available "
+        "records are written, that is, the source partition is read to its end and no transform is still working on "
+        "its records. A pipeline then commits up to 150 transactions per second in each worker, and "
+        "`producer.linger.ms` does not delay them. `interval`: when the transaction reaches its maximum age or size, "
+        "which results in fewer transactions.",
         default="poll",
         allowed=("poll", "interval"),
     )
     interval_ms: int = keyed(
         INTERVAL,
         "int",
-        "The age at which a transaction is committed at the latest; only then do readers see its records. Connect's "
-        "default is that "
-        "of `offset.flush.interval.ms`; this default is that of `commit.interval.ms` in Kafka Streams with exactly "
-        "once.",
+        "The maximum age in milliseconds of a transaction before it is committed. Consumers see its records only "
+        "then. Connect's default is `offset.flush.interval.ms`; this default is that of `commit.interval.ms` in Kafka "
+        "Streams with exactly-once.",
         default=100,
         minimum=1,
         maximum=2_147_483_647,
@@ -59,8 +59,9 @@ class Guarantee:
     size: int = keyed(
         _BYTES,
         "bytes",
-        "A transaction with this many bytes of records (keys, values, headers, and 400 for each record) is committed "
-        "earlier. The results of one record, such as the chunks of a value, are never divided.",
+        "The size in bytes at which a transaction is committed before its maximum age: keys, values and headers, plus "
+        "400 bytes per record. The results of one record, such as the chunks of a value, are never split between "
+        "transactions.",
         default=16_777_216,
         minimum=1,
     )

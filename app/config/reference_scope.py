@@ -23,16 +23,17 @@ class ReferenceScopeSettings:
     root: Literal["store", "topic"] = keyed(
         _ROOT,
         "string",
-        "Which payloads `inflate` may read. `store`: all below the store's root. `topic`: only those of the topic "
-        "that the record is read from. So someone who may write to one topic cannot read the payloads of another one.",
+        "Which payloads `inflate` may read. `store`: all payloads below the root of the store. `topic`: only payloads "
+        "of the topic from which the record is read, so that a producer with access to one topic cannot read the "
+        "payloads of another.",
         default="store",
         allowed=("store", "topic"),
     )
     topics: tuple[str, ...] = keyed(
         _TOPICS,
         "list",
-        'With `large.message.root = "topic"`: other topics whose payloads may be read too, for instance the original '
-        "topic of a mirror, or the topic to which a large key was written first.",
+        "Other topics whose payloads may be read if `large.message.root` is `topic`, for instance the original topic "
+        "of a mirror, or the topic to which a large key was first written.",
     )
 
     @property

@@ -37,18 +37,23 @@ class ClientSettings:
     bootstrap_servers: str = keyed(
         "bootstrap.servers",
         "string",
-        "Brokers to connect to first: `host:port`, separated by commas.",
+        "The brokers for the initial connection to the cluster, as a comma-separated list of `host:port`. The list "
+        "need not contain all brokers.",
         default=REQUIRED,
     )
     client_id: str = keyed(
-        "client.id", "string", "The worker's name in the logs and quotas of the brokers.", default="wideload"
+        "client.id",
+        "string",
+        "The client id that is sent to the brokers, which use it in logs, metrics and quotas. The clients of a "
+        "pipeline append the pipeline's name.",
+        default="wideload",
     )
     limit_names: bool = keyed(
         LIMIT_KEY,
         "boolean",
-        "Whether names must be within the limits of Kafka 5.0 (docs/limits.md). They are checked before a request is "
-        "made. `false` allows the longer names that brokers of Kafka 4.x take, as their property of this name does. "
-        "Topic names always have their limit.",
+        "Whether names must comply with the maximum lengths that are proposed for Kafka 5.0 ([limits](limits.md)). "
+        "They are checked before a request is sent. `false` permits the longer names that brokers of Kafka 4.x "
+        "accept. The limit of topic names always applies.",
         default=True,
     )
     security: Mapping[str, Value | None] = mapped(SECURITY_KEYS)
@@ -76,50 +81,51 @@ class PipelineSettings:
 
     name: str
     topics: tuple[str, ...] = keyed("topics", "list", "The topics to read.", default=REQUIRED)
-    output_topic: str = keyed("output.topic", "string", "The topic to write to (the sink).", default=REQUIRED)
+    output_topic: str = keyed("output.topic", "string", "The topic to which the pipeline writes.", default=REQUIRED)
     transforms: tuple[str, ...] = keyed(
         "transforms",
         "list",
-        "The transforms of a record, in this order: `assemble` (always first), `unwrap`, `inflate`, `offload`, "
-        "`wrap`, `chunk` (always last).",
+        "The transforms that are applied to each record, in the order of the list: `assemble` (must be first), "
+        "`unwrap`, `inflate`, `offload`, `wrap`, `chunk` (must be last).",
         default=REQUIRED,
     )
     group_id: str = keyed(
         "group.id",
         "string",
-        "The consumer group; each pipeline needs its own. Default: `wideload-` and the pipeline's name.",
+        "The consumer group of the pipeline. Each pipeline needs a separate group. Default: `wideload-` followed by "
+        "the name of the pipeline.",
     )
     threshold_bytes: int = keyed(
         "large.message.threshold.bytes",
         "bytes",
-        "A value longer than this is offloaded. So is a record whose batch, compressed as it is sent, would be over "
-        "the sink topic's `max.message.bytes`.",
+        "The size in bytes above which `offload` stores a value as a payload. A record is also offloaded if its "
+        "batch, compressed as it is sent, would exceed the output topic's `max.message.bytes`.",
         default=DEFAULT_THRESHOLD_BYTES,
         minimum=0,
     )
     compression: Literal["none"] | Codec = keyed(
         "large.message.compression.type",
         "string",
-        "How payloads are compressed in the store.",
+        "The compression codec of payloads in the store.",
         default="none",
         allowed=("none", *CODECS),
     )
     on_reference: OnReference = keyed(
         "offload.on.reference",
         "string",
-        "What `offload` does with a record that has the headers of a reference already. `offload`: it is offloaded, "
-        "whatever its size, so that readers get it as it was written, and do not follow it. `fail`: it is an error "
-        "of the record. `pass`: it goes on, and readers follow it: for topics whose writers make references "
-        "themselves. A chunk, or a reference in place of the key, is an error unless this is `pass`. So is each "
-        "reference where large values are split and never stored: with the transform `chunk`, or with "
-        "`large.message.strategy` = `chunk`.",
+        "What `offload` does with a record that already has the headers of a reference. `offload`: the record is "
+        "offloaded regardless of its size, so that consumers receive it as it was written and do not follow the "
+        "reference. `fail`: the record fails, and `errors.tolerance` applies. `pass`: the record is forwarded, and "
+        "consumers follow the reference; for topics whose producers write references themselves. Unless the value is "
+        "`pass`, a chunk, or a reference instead of a key, fails too, and so does every reference where large values "
+        "are split but not stored: with the transform `chunk`, or with `large.message.strategy` = `chunk`.",
         default="offload",
         allowed=ON_REFERENCE,
     )
     reference_format: FormatName = keyed(
         "reference.format",
         "string",
-        "The format of the records that `inflate` reads and `offload` writes. `bakdata-headers` and `bakdata-flag` "
+        "The format of the references that `inflate` reads and `offload` writes. `bakdata-headers` and `bakdata-flag` "
         "are the formats of bakdata's kafka-large-message-serde, with and without its `large.message.use.headers`.",
         default="wideload",
         allowed=tuple(FORMATS),
@@ -127,8 +133,9 @@ class PipelineSettings:
     store: Mapping[str, object] = keyed(
         STORE_CLASS,
         "string",
-        "The payload store: `s3`, `gcs`, `azure`, `filesystem`, `memory`, or a class of your own as "
-        "`package.module.Class`. `offload` and `inflate` need one. The store gets all keys that are not listed here.",
+        "The payload store: `s3`, `gcs`, `azure`, `filesystem`, `memory`, or a custom class as "
+        "`package.module.Class`. Required by `offload` and `inflate`. A custom class also receives all properties "
+        "that are not listed on this page.",
     )
     reference_scope: ReferenceScopeSettings
     guarantee: Guarantee
@@ -137,58 +144,60 @@ class PipelineSettings:
     errors_tolerance: Literal["none", "all"] = keyed(
         "errors.tolerance",
         "string",
-        "What happens to a record that can never succeed. `none`: it stops the pipeline. `all`: it goes to the "
-        "dead-letter topic, and the records behind it pass.",
+        "What happens to a record that fails and cannot succeed by a retry. `none`: the pipeline stops. `all`: the "
+        "record is written to the dead letter queue, and processing continues.",
         default="none",
         allowed=("none", "all"),
     )
     dead_letter_topic: str | None = keyed(
         "errors.deadletterqueue.topic.name",
         "string",
-        "The dead-letter topic. Required if `errors.tolerance` is `all`, not used if it is `none`.",
+        "The topic that is used as the dead letter queue. Required if `errors.tolerance` is `all`, ignored if it is "
+        "`none`.",
     )
     dead_letter_context: bool = keyed(
         "errors.deadletterqueue.context.headers.enable",
         "boolean",
-        "Whether dead letters have the headers `__connect.errors.*`. Connect's default is no, but without them a dead "
-        "letter does not say what is wrong.",
+        "Whether dead-letter records have the `__connect.errors.*` headers, which describe the error. Connect's "
+        "default is `false`, with which a dead-letter record does not show what failed.",
         default=True,
     )
     retry_delay_max_ms: int = keyed(
         "errors.retry.delay.max.ms",
         "int",
-        "The longest wait between two attempts of a store call, or of a connection to the brokers.",
+        "The maximum time in milliseconds between two attempts of a store call, or of a connection to the brokers.",
         default=60_000,
         minimum=1,
     )
     retry_timeout_ms: int = keyed(
         "errors.retry.timeout",
         "int",
-        "How long, in milliseconds, the store is asked again for one record for which it fails though it is up. Then "
-        "`errors.tolerance` decides. -1: without end. While the store is down, no record is given up. A call that "
-        "never ends is not bounded by this. Connect's default is 0.",
+        "The maximum time in milliseconds to retry store calls for a record while the store is otherwise available. "
+        "After that, `errors.tolerance` applies. `-1` retries forever. While the store is unavailable, no record "
+        "fails because of this limit. It does not interrupt a call that hangs. Connect's default is 0.",
         default=-1,
         minimum=-1,
     )
     flush_interval_ms: int = keyed(
         "offset.flush.interval.ms",
         "int",
-        "How often offsets are committed. After `kill -9` the work of this time at most is repeated, so it is shorter "
-        "than Connect's 60,000.",
+        "The interval in milliseconds at which offsets are committed. After a crash, at most the work of one interval "
+        "is repeated, so the default is lower than Connect's 60,000.",
         default=1_000,
         minimum=1,
     )
     topic_creation: bool = keyed(
         "topic.creation.enable",
         "boolean",
-        "Whether a missing sink or dead-letter topic is created, with as many partitions as the source has. Connect's "
-        "default is yes; here a misspelt name shall not become a topic.",
+        "Whether the output topic and the dead letter queue are created if they do not exist, with as many partitions "
+        "as the source topic. Connect's default is `true`; with `false`, a misspelt name is an error and does not "
+        "create a topic.",
         default=False,
     )
     replication_factor: int = keyed(
         "topic.creation.default.replication.factor",
         "int",
-        "The replication factor of topics that are created; -1 is the cluster's default.",
+        "The replication factor of topics that are created. `-1` uses the cluster's default.",
         default=-1,
         minimum=-1,
         maximum=32_767,
@@ -227,31 +236,32 @@ class Settings:
     in_flight_bytes: int = keyed(
         "in.flight.bytes",
         "bytes",
-        "The most bytes of records that all pipelines together hold; one record of each pipeline may exceed it. When "
-        "it is used up, pipelines stop reading until there is room. What was fetched and waits counts too while "
-        "records that pass are on their way. What was read ahead of records that wait for the store takes up to a "
-        "quarter of this, or 64 MiB, in addition. A compressed batch that holds more than this, and more than 64 MiB, "
-        "is an error of its records.",
+        "The maximum total size in bytes of the records that all pipelines hold in memory; each pipeline may exceed "
+        "it by one record. When the limit is reached, pipelines stop fetching until memory is released. While "
+        "forwarded records are being written, fetched records that wait count too. Read-ahead behind records that "
+        "wait for the store may use an additional quarter of this value, at least 64 MiB. A compressed batch that "
+        "decompresses to more than this value, and to more than 64 MiB, fails with all its records.",
         default=DEFAULT_MAX_BYTES,
         minimum=1,
     )
     store_threads: int = keyed(
-        "store.threads", "int", "How many store calls each pipeline may make at the same time.", default=8, minimum=1
+        "store.threads", "int", "The maximum number of concurrent store calls of each pipeline.", default=8, minimum=1
     )
     log_format: Literal["text", "json"] = keyed(
         "log.format",
         "string",
-        "The form of log lines. `json`: one object a line, with `time`, `level`, `logger`, `message`, and with "
-        "`pipeline`, `topic`, `partition`, `offset` and `exception` where there are such. What ends the worker before "
-        "it starts is one line of text in any case.",
+        "The format of log lines. `json`: one JSON object per line, with `time`, `level`, `logger` and `message`, and "
+        "with `pipeline`, `topic`, `partition`, `offset` and `exception` where they apply. An error that prevents the "
+        "worker from starting is printed as one line of text in either format.",
         default="text",
         allowed=("text", "json"),
     )
-    web_bind: str = keyed("web.bind", "string", "The address on which the pages are served.", default="127.0.0.1")
+    web_bind: str = keyed("web.bind", "string", "The address on which the web server listens.", default="127.0.0.1")
     web_port: int = keyed(
         "web.port",
         "int",
-        "The port of the pages: /health, /pipelines, /metrics.",
+        "The port of the web server, which serves the web UI and endpoints such as `/health`, `/pipelines` and "
+        "`/metrics`.",
         default=6066,
         minimum=1,
         maximum=65_535,
@@ -259,46 +269,47 @@ class Settings:
     web_hosts: tuple[str, ...] | None = keyed(
         "web.hosts",
         "list",
-        "More names that the pages answer to, such as that of a proxy; `*` for any. Addresses, names without a dot, "
-        "and names in `.local`, `.internal` or `.svc` always work. Other names are refused (421): a page of another "
-        "host in a browser could read the pages by a name of its own that leads here.",
+        "Additional host names under which the web server may be requested, such as that of a proxy; `*` permits any. "
+        "IP addresses, names without a dot, and names that end with `.local`, `.internal` or `.svc` are always "
+        "permitted. Other requests are refused with status 421. This protects against DNS rebinding.",
     )
     web_control: bool = keyed(
         "web.control.enable",
         "boolean",
-        "Whether requests may pause, resume, stop and restart pipelines, and set the levels of loggers "
-        "([rest.md](rest.md)). They need `web.control.token`.",
+        "Whether requests may pause, resume, stop and restart pipelines, and set the levels of loggers ([REST "
+        "API](rest.md)). Such requests require `web.control.token`.",
         default=False,
     )
     web_control_token: str | None = keyed(
         "web.control.token",
         "string",
-        "Clients that send this, as `Authorization: Bearer TOKEN` or as the password of HTTP Basic, may steer the "
-        "pipelines: 16 characters or more at random, such as `openssl rand -hex 32` gives.",
+        "The token that authorizes requests to control the worker, sent as `Authorization: Bearer TOKEN` or as the "
+        "password of HTTP Basic: at least 16 random ASCII characters, for example from `openssl rand -hex 32`.",
         secret=True,
     )
     control_topic: str | None = keyed(
         "control.topic",
         "string",
-        "The topic by which pause, resume, stop and restart reach all workers of a group, and outlive them "
-        "([rest.md](rest.md#all-workers-of-a-group)). It has one partition and is compacted; it is made where it is "
-        "missing. Without it, what a request asks for is done by the worker that gets it, until that ends.",
+        "The topic through which requests to pause, resume, stop and restart reach all workers of a group, and stay "
+        "in effect after a restart ([REST API](rest.md#all-workers-of-a-group)). It has one partition and is "
+        "compacted. It is created if it does not exist. If it is not set, a request affects only the worker that "
+        "receives it, until that worker ends.",
     )
     graceful_timeout_ms: int = keyed(
         "task.shutdown.graceful.timeout.ms",
         "int",
-        "How long a pipeline that stops, or loses partitions, may take to finish its records. Records that are not "
-        "finished then are read again later. Connect's default, 5,000, is short for large payloads; 25,000 leaves a "
-        "container five of its 30 seconds to stop.",
+        "The maximum time in milliseconds for a pipeline to finish its records when it stops or loses partitions. "
+        "Records that are not finished by then are read again later. Connect's default of 5,000 is short for large "
+        "payloads; 25,000 leaves a container 5 of the usual 30 seconds to stop.",
         default=25_000,
         minimum=0,
     )
     startup_wait_ms: int = keyed(
         "startup.wait.ms",
         "int",
-        "How long a worker that starts waits for brokers and stores that do not answer yet, and for as many brokers as "
-        "new topics and transactions need. Then, and at once if anything else is wrong, it ends with status 2. For "
-        "those who have nobody to start it again.",
+        "The maximum time in milliseconds that a starting worker waits for brokers and stores that do not respond, "
+        "and for as many brokers as new topics and transactions require. When the time is over, or immediately on any "
+        "other error, the worker exits with status 2. Useful if no supervisor restarts the worker.",
         default=0,
         minimum=0,
     )

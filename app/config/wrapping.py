@@ -18,8 +18,8 @@ _NULL = "wrap.on.null.value"
 HEADER_KEY = Key(
     f"{UNMAPPED_PREFIX}NUMBER",
     "string",
-    'The name of the header with this int key in a wrapper: `wrapper.header.3000001 = "trace-id"`. One line for each '
-    "header. A number without a line is the header `wrapper.header.NUMBER`.",
+    "The name of the header that has this int key in a wrapper, for instance `wrapper.header.3000001` = `trace-id`. "
+    "One property for each header. A header without such a property is named `wrapper.header.NUMBER`.",
 )
 """For the reference page; there may be any number of these."""
 
@@ -39,24 +39,24 @@ class WrapperSettings:
     plain: Literal["fail", "pass"] = keyed(
         _PLAIN,
         "string",
-        "What `unwrap` does with a value that is no wrapper. `fail`: `errors.tolerance` decides about the record. "
-        "`pass`: the record passes unchanged.",
+        "What `unwrap` does with a value that is not a wrapper. `fail`: the record fails, and `errors.tolerance` "
+        "applies. `pass`: the record is forwarded unchanged.",
         default="fail",
         allowed=("fail", "pass"),
     )
     unmapped: Literal["fail", "drop"] = keyed(
         _UNMAPPED,
         "string",
-        "What `wrap` does with a header that has no int key. `fail`: `errors.tolerance` decides about the record. "
-        "`drop`: the record passes without the header.",
+        "What `wrap` does with a header that has no int key. `fail`: the record fails, and `errors.tolerance` "
+        "applies. `drop`: the record is wrapped without the header.",
         default="fail",
         allowed=("fail", "drop"),
     )
     null: Literal["wrap", "pass"] = keyed(
         _NULL,
         "string",
-        "What `wrap` does with a tombstone. `wrap`: it becomes a wrapper whose value is null, which deletes nothing "
-        "from a compacted topic. `pass`: it stays a tombstone, with its headers.",
+        "What `wrap` does with a tombstone. `wrap`: the tombstone becomes a wrapper with a null value, which does not "
+        "delete the key from a compacted topic. `pass`: the tombstone is forwarded with its headers.",
         default="wrap",
         allowed=("wrap", "pass"),
     )

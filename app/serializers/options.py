@@ -31,23 +31,22 @@ def _as_workers(name: str, doc: str, **more: Any) -> Key:
 
 STORE_KEY = _as_workers(
     STORE_CLASS,
-    "Where payloads live: `s3`, `gcs`, `azure`, `filesystem`, `memory`, or a class of your own as "
-    "`package.module.Class`.",
+    "The payload store: `s3`, `gcs`, `azure`, `filesystem`, `memory`, or a custom class as `package.module.Class`.",
     default=REQUIRED,
 )
 MAX_BLOCK = Key(
     "max.block.ms",
     "int",
-    "How long a send may block. `large.message.store.timeout.ms`, of keys and values together, must not be more. If "
-    "both are offloaded, the default is twice as long.",
+    "The maximum time in milliseconds that a send may block. `large.message.store.timeout.ms`, for key and value "
+    "together, must not exceed it. If both are offloaded, the default is twice as long.",
     default=60_000,
     minimum=0,
 )
 MAX_POLL_INTERVAL = Key(
     "max.poll.interval.ms",
     "int",
-    "The longest time between two polls. `large.message.store.timeout.ms`, of keys and values together, must not "
-    "be more.",
+    "The maximum time in milliseconds between two polls. `large.message.store.timeout.ms`, for key and value "
+    "together, must not exceed it.",
     default=300_000,
     minimum=1,
 )
@@ -55,23 +54,26 @@ MAX_POLL_INTERVAL = Key(
 PRODUCER_KEYS: Sequence[Key] = (
     _as_workers(
         "large.message.threshold.bytes",
-        "What is longer than this is offloaded; so is what `max.request.size` (in confluent-kafka `message.max.bytes`) "
-        "would refuse.",
+        "The size in bytes above which a value is stored as a payload. A record that `max.request.size` "
+        "(confluent-kafka: `message.max.bytes`) would refuse is offloaded too.",
     ),
     _as_workers(
         "large.message.compression.type",
-        "How payloads are compressed in the store. Those of keys never are, as equal keys need equal references.",
+        "The compression codec of payloads in the store. Payloads of keys are never compressed, as equal keys need "
+        "equal references.",
     ),
     _as_workers(
         GENERATOR,
-        "How a payload is named. `uuid`: at random. `sha256`: by its stored bytes, for compacted topics; keys have "
-        "it always.",
+        "How payloads are named. `uuid`: with a random UUID. `sha256`: with the digest of the stored bytes, for "
+        "compacted topics; keys always use it.",
         default="uuid",
         allowed=("uuid", "sha256"),
     ),
     MAX_BLOCK,
-    Key("max.request.size", "int", "The most bytes of one request, where the client has this limit.", minimum=0),
-    Key("message.max.bytes", "int", "The same, as confluent-kafka calls it.", minimum=0),
+    Key("max.request.size", "int", "The maximum size in bytes of a request, if the client has this limit.", minimum=0),
+    Key(
+        "message.max.bytes", "int", "The maximum size in bytes of a request, by its name in confluent-kafka.", minimum=0
+    ),
 )
 CONSUMER_KEYS: Sequence[Key] = (MAX_POLL_INTERVAL,)
 OUR_NAMES = [key.name for key in (STORE_KEY, *PRODUCER_KEYS, *COMMON_KEYS) if key.name.startswith(OURS)]

@@ -16,7 +16,7 @@ from app.pipeline.steering import OwnSteering
 from app.web.metrics import Metrics
 from app.web.rest import Rest
 from benchmarks.result import TARGETS, published
-from docs import commands_page, numbers_page, python_page
+from docs import commands_page, configuration_page, numbers_page, python_page
 from docs.pages import GENERATED
 from stores.registry import STORE_CLASS, STORE_NAMES
 from tests.app.configurations import HEAD, ORDERS, settings_of
@@ -69,11 +69,10 @@ def test_each_public_name_stands_once() -> None:
 
 
 def test_each_store_is_told() -> None:
-    """Each built-in store stands in the rows of the key that chooses it, and has a row in docs/stores.md."""
-    configuration = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    rows = [line for line in configuration.splitlines() if line.startswith(f"| `{STORE_CLASS}` |")]
-    assert rows
-    assert [(name, row) for name in STORE_NAMES for row in rows if f"`{name}`" not in row] == []
+    """Each built-in store is named by the properties that choose it, and has a row in docs/stores.md."""
+    texts = [key.doc for _, key in configuration_page.anchors() if key.name == STORE_CLASS]
+    assert len(texts) == 3
+    assert [(name, text) for name in STORE_NAMES for text in texts if f"`{name}`" not in text] == []
     stores = {cells[0].removeprefix("| ").partition(",")[0] for cells in rows_of_tables()}
     assert {f"`{name}`" for name in STORE_NAMES} - stores == set()
 

@@ -420,8 +420,8 @@ ADDRESSES = "allowed is host:port, several separated by commas"
         (
             ORDERS,
             (
-                "bootstrap.servers: is missing; it is required: Brokers to connect to first: `host:port`, separated by "
-                "commas."
+                "bootstrap.servers: is missing; it is required: The brokers for the initial connection to the cluster, "
+                "as a comma-separated list of `host:port`. The list need not contain all brokers."
             ),
         ),
         (HEAD, "pipeline: is missing; a worker needs at least one table [pipeline.NAME]"),
