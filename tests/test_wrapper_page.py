@@ -1,4 +1,4 @@
-"""docs/wrapper.md: its examples are the vectors, and its tables are those of the code."""
+"""The two pages on wrappers: their examples are the vectors, and their tables are those of the code."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from app.config.wrapping import WRAPPER_KEYS
 from tests.vectors.wrapper import wrapper_cases
 from transforms.wrapper import OWN_KEYS, KeyRange
 
-PAGE = (Path(__file__).parents[1] / "docs" / "wrapper.md").read_text(encoding="utf-8")
+_DOCS = Path(__file__).parents[1] / "docs"
+PAGE = (_DOCS / "wrapper.md").read_text(encoding="utf-8")
+FORMAT = (_DOCS / "wrapper-format.md").read_text(encoding="utf-8")
 
 
 def test_examples_are_vectors() -> None:
     """Each example in bytes is the vector that it is named after."""
     known = {case.name: case.bytes for case in wrapper_cases()}
-    found = re.findall(r"<!-- vector: ([^\n]+) -->\n```text\n(.*?)```", PAGE, re.DOTALL)
+    found = re.findall(r"<!-- vector: ([^\n]+) -->\n```text\n(.*?)```", FORMAT, re.DOTALL)
     assert {name: bytes.fromhex(text) for name, text in found} == {name: known[name] for name, _ in found}
-    assert len(found) == PAGE.count("```text") > 1
+    assert len(found) == FORMAT.count("```text") > 1
 
 
 def test_ranges_are_those_of_the_code() -> None:
     """The table has the bounds of each range."""
-    rows = re.findall(r"\| `([A-Z_]+)` \| ([0-9,]+) to ([0-9,]+) \|", PAGE)
+    rows = re.findall(r"\| `([A-Z_]+)` \| ([0-9,]+) to ([0-9,]+) \|", FORMAT)
     found = [(name, int(first.replace(",", "")), int(last.replace(",", ""))) for name, first, last in rows]
     assert found == [(each.name, each.first, each.last) for each in KeyRange]
 
@@ -32,7 +34,7 @@ def test_ranges_are_those_of_the_code() -> None:
 def test_own_keys_are_those_of_the_code() -> None:
     """The table has every key that every pipeline has, with its header."""
     found = {}
-    for first, last, names in re.findall(r"\| (2082\d\d\d) to (2082\d\d\d) \| (.*) \|", PAGE):
+    for first, last, names in re.findall(r"\| (2082\d\d\d) to (2082\d\d\d) \| (.*) \|", FORMAT):
         listed = re.findall("`([^`]+)`", names)
         assert int(last) - int(first) + 1 == len(listed)
         found.update({int(first) + i: name for i, name in enumerate(listed)})

@@ -1,4 +1,4 @@
-// Writes wrapper.json: message wrappers, from the document and docs/wrapper.md alone; nothing of this project is called.
+// Writes wrapper.json: message wrappers, from KIP-82 and docs/wrapper-format.md alone; nothing of this project is called.
 //
 //     java tests/vectors/Wrapper.java > tests/vectors/wrapper.json      (Java 17, no libraries)
 //
@@ -188,7 +188,7 @@ public class Wrapper {
         unfit("null", "a header's value is never null", "[[\"trace-id\", null]]");
         unfit("twice", "a key stands once", "[[\"trace-id\", \"61\"], [\"trace-id\", \"62\"]]");
 
-        System.out.println("{\n \"about\": \"written by Wrapper.java; bytes are hexadecimal; see docs/wrapper.md\",\n"
+        System.out.println("{\n \"about\": \"written by Wrapper.java; bytes are hexadecimal; see docs/wrapper-format.md\",\n"
             + " \"table\": {\"3000001\": \"trace-id\"},\n \"wrappers\": [\n" + String.join(",\n", CASES)
             + "\n ],\n \"records\": [\n" + String.join(",\n", RECORDS) + "\n ]\n}");
     }
