@@ -95,6 +95,12 @@ def test_room_is_the_most_that_fits(batch_bytes: int, estimate: float) -> None:
     assert estimated_bytes(room + 2, estimate) > batch_bytes * (1 - 1e-9)
 
 
+def test_room_where_floats_round_up() -> None:
+    """A byte less where the product comes out above the batch size; not where it is the very size."""
+    estimate = 0.0212211283835414
+    assert (room_bytes(1_821_067_375, estimate), room_bytes(4_410, 1.0)) == (81_727_505_229, 4_200)
+
+
 def test_room_of_the_documents_example() -> None:
     """Batches of 1 MB at 1/10: nine messages of 1 MB and not ten, for the factor."""
     assert room_bytes(1_000_000, 0.1) // 1_000_000 == 9

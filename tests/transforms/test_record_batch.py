@@ -308,6 +308,7 @@ def test_crowded_is_exact(count: int, at: int) -> None:
         assert is_crowded(plain, 3) is (count > MAX_HEADERS)
     assert is_crowded(plain, 4)  # there is no fourth
     assert not is_crowded(b"\0" * 1_000, 1)  # too short
+    assert is_crowded(b"\x84\x80\x80\x80\x01" + bytes(len(plain)), 1)  # longer than all of it
     first = record_format.number(plain, 0, len(plain))[1]
     assert is_crowded(plain[:first] + b"\x80" + plain[first + 1 :], 3)  # clients read such attributes in two ways
 

@@ -87,3 +87,13 @@ def test_sizes_that_lie(data: bytes) -> None:
 def test_numbers_that_brokers_take(data: bytes) -> None:
     """What brokers and other readers do not mind is read as they read it: one such record must not end a pipeline."""
     assert parse(data) == Record(None, None, (), 0)
+
+
+def test_one_record_and_no_more() -> None:
+    """What follows it is counted."""
+    data = serialize(Record(b"k", b"v", (), 7))
+    assert (parse(data), data[3]) == (Record(b"k", b"v", (), 7), 0)
+    with pytest.raises(MalformedError) as caught:
+        parse(data + bytes(1_234))
+    assert (caught.value.field, caught.value.allowed) == ("record", "one record")
+    assert caught.value.found.startswith("1,234 bytes")
