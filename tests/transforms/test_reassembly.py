@@ -21,8 +21,8 @@ from transforms.batch_size import batch_of_one_bytes
 from transforms.chunk import Chunk, Chunking, is_chunk
 from transforms.chunked_message import Assembled, ChunkMessageId, Counts, Discarded, Limits
 from transforms.commit_metadata import note
-from transforms.message import ASIDE_BYTES
-from transforms.read_range import ReadRange
+from transforms.message import ASIDE_BYTES, LEAST_CHUNK_BYTES, Message
+from transforms.read_range import Beginnings, ReadRange
 from transforms.reassembly import Event, Reassembly
 from transforms.record import Record
 
@@ -981,3 +981,35 @@ def test_move_behind_what_has_ended() -> None:
     reader.position = 3
     assert reader.machine.tick(99) == []
     assert reasons(reader.read()) == ["ab", "x"]
+
+
+def test_beginnings_are_searched_as_far_as_there_is_a_log() -> None:
+    """Backwards, a range at a time; a range that begins where the log does is the last one."""
+    for log_start, rest in ((0, (9_000, 9_500)), (9_500, None), (9_700, None)):
+        beginnings = Beginnings(10_000, 1_000)
+        assert beginnings.next_range("a") == (9_500, 10_000)
+        for offset in (9_600, 9_700):
+            beginnings.take(Chunk("b", 0, 2, 10), offset)
+        beginnings.take(Chunk("a", 1, 2, 10), 9_800)
+        beginnings.finish(9_500, log_start)
+        assert (beginnings.of("b"), beginnings.next_range("b")) == (9_700, None)
+        assert (beginnings.of("a"), beginnings.next_range("a")) == (None, rest)
+    beginnings = Beginnings(400, 1_000)
+    assert beginnings.next_range("a") == (0, 400)
+    beginnings.finish(0, 0)
+    assert beginnings.next_range("a") is None
+
+
+def test_chunks_of_a_message_that_is_given_up_take_little_memory() -> None:
+    """Each once, and together no more than two times what may be pending: the dead letter has those."""
+    size = 1 + LEAST_CHUNK_BYTES
+    whole = letters("u", "abcdefghij")
+    for limit, kept in ((2 * size, 4), (2 * size - 1, 3)):
+        message = Message(0, Chunk("u", 0, 10, 10), 0)
+        range_ = ReadRange(message, 9, "expired", "", Limits(pending_bytes=limit), None, lambda: lambda _: [])
+        for record in logged([*whole[:2], *whole[:2], Record(None, b"v"), *letters("w", "ab"), *whole[2:]]):
+            range_.take(record)
+        assert range_.finish(0)
+        outcome = range_.outcome()
+        assert isinstance(outcome, Discarded)
+        assert [record.value for record in outcome.records] == [b"a", b"b", b"c", b"d"][:kept]
