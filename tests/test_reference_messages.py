@@ -1,4 +1,4 @@
-"""docs/reference-messages.md: its examples are the vectors, and the reader that was written from it reads them."""
+"""The two pages on references: their examples are the vectors, and the reader that was written from them reads them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.vectors.case import VECTORS, Case, cases
 from transforms.record import Record
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "reference-messages.md"
+PAGES = (ROOT / "docs" / "reference-messages.md", ROOT / "docs" / "reference-security.md")
 
 _BLOCK = re.compile(r"(?:<!-- vector: (?P<name>[^\n]+) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)```\n", re.DOTALL)
 
@@ -56,24 +56,26 @@ def listing(case: Case) -> str:
 
 
 def test_examples_are_vectors() -> None:
-    """Each example of a record is a vector, to the letter, and there is none besides."""
+    """Each example of a record is a vector, to the letter, and there are no others."""
     known = {case.name: case for case in cases()}
-    blocks = [block.groupdict() for block in _BLOCK.finditer(PAGE.read_text(encoding="utf-8"))]
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    blocks = [block.groupdict() for block in _BLOCK.finditer(text)]
     examples = {block["name"]: block["text"] for block in blocks if block["language"] != "abnf"}
-    assert len(examples) == 7
+    assert len(examples) == 4
     assert examples == {name: listing(known[name]) for name in examples}
 
 
-def test_links_lead_somewhere() -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
     """Each file that the page names is there, and each section."""
-    text = PAGE.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
     found = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     headings = {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in found}
     for target in re.findall(r"\]\(([^)]+)\)", text):
         if target.startswith("#"):
             assert target[1:] in headings
-        else:
-            assert (PAGE.parent / target).is_file(), target
+        elif not target.startswith("https:"):
+            assert (page.parent / target.partition("#")[0]).is_file(), target
 
 
 def test_reader_from_the_page(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-// Reads reference records from a folder. Written from docs/reference-messages.md alone ("Reading"; the comments are its
-// steps), with Node's standard library, so of the four codecs it has gzip.
+// Reads reference records from a directory. Written from docs/reference-messages.md ("Reading"; the comments are its
+// steps) and docs/reference-security.md alone, with Node's standard library, so of the four codecs it has gzip.
 import crypto from "node:crypto";
 import fs from "node:fs";
 import path from "node:path";
