@@ -4,7 +4,7 @@
 #   make test WORKERS=4                 run the tests in four processes; 0: in pytest's own process
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help setup setup-demo setup-test setup-clouds setup-registry demo test helm-test minio-test rclone-test manifest image-test cluster-test bench-test test-unit test-integration coverage lint format types bench fuzz chaos soak simulate mutants matrix docs docs-site diagrams jobs-zip lock vulnerabilities sbom clean
+.PHONY: FORCE help setup setup-demo setup-test setup-clouds setup-registry demo test helm-test minio-test rclone-test manifest image-test cluster-test bench-test test-unit test-integration coverage lint format types bench fuzz chaos soak simulate mutants matrix docs docs-site diagrams jobs-zip lock vulnerabilities sbom release-check clean
 MAKEFLAGS += --no-print-directory
 
 export INPUT MINUTES PYTHON
@@ -249,6 +249,9 @@ sbom: setup-demo ## Write build/sbom.json: all locked packages and jars, as Cycl
 	"$$temporary/bin/python" -c "import sys; from cyclonedx.schema import SchemaVersion; \
 	from cyclonedx.validation.json import JsonStrictValidator as V; \
 	sys.exit(V(SchemaVersion.V1_6).validate_str(open('build/sbom.json').read()))"
+
+release-check: setup-demo ## Build sdist and wheel, check them, and run the README's program and the demo from each (RELEASE="--tag v0.1.0")
+	@$(RUN) -m package.release_check $(RELEASE)
 
 clean: ## Remove all generated files; the jars in the cache directory stay
 	@rm -rf .venv build dist ./*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse artifacts

@@ -1,10 +1,14 @@
-"""Builds the wheel: all code inside the one package `wideload`, so that it can be installed beside an application.
+"""Builds the wheel and the source distribution: a build backend (PEP 517) around that of setuptools.
 
-In the checkout `app`, `jobs`, `stores` and `transforms` stand at the top, and half of all Python services have an `app`
-of their own. In the wheel they stand in `wideload/_internal/`, and each import of one of them has the longer name. The
-folder `wideload/` itself is the same in both. The pages of `docs/` go along, as the worker serves them. This is a build
-backend (PEP 517) around that of setuptools: it arranges a copy of the sources in a temporary folder and lets setuptools
-make the wheel from there. An editable installation and a source distribution have the folders of the checkout.
+In a clone, `app`, `jobs`, `stores` and `transforms` are top-level packages, and many services have an `app` too. The
+wheel therefore contains one top-level package, `wideload`, so that it can be installed next to an application. The
+four packages are moved to `wideload/_internal/`, and each import of one of them gets the longer name; `wideload/` is
+identical in both. The pages of `docs/` are included, because the worker serves them. The backend arranges a copy of the
+sources in a temporary directory and lets setuptools build the wheel there. An editable installation and a source
+distribution keep the layout of the clone.
+
+The README is the long description, so links and images in it become absolute: a package index has no files that a
+relative link could reach.
 """
 
 from __future__ import annotations
@@ -12,8 +16,10 @@ from __future__ import annotations
 import ast
 import contextlib
 import os
+import re
 import shutil
 import tempfile
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +27,6 @@ from typing import Any
 from setuptools import build_meta
 from setuptools.build_meta import (
     build_editable,
-    build_sdist,
     get_requires_for_build_editable,
     prepare_metadata_for_build_editable,
 )
@@ -29,6 +34,7 @@ from setuptools.build_meta import (
 __all__ = [
     "FOLDERS",
     "INTERNAL",
+    "absolute_links",
     "arrange",
     "build_editable",
     "build_sdist",
@@ -42,14 +48,15 @@ FOLDERS = ("app", "jobs", "stores", "transforms")
 INTERNAL = "wideload._internal"
 
 _ROOT = Path(__file__).resolve().parents[1]
-_OF_THE_PROJECT = ("pyproject.toml", "README.md", "LICENSE")
-_INIT = '"""The code behind the public modules of `wideload`. Its names may change with each release."""\n'
+_OF_THE_PROJECT = ("pyproject.toml", "LICENSE")
+_LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?!https?:|mailto:|#)(?P<target>[^)\s]+)\)")
+_INIT = '"""The code behind the public modules of `wideload`. Its names may change in any release."""\n'
 
 
 def build_wheel(
     wheel_directory: str, config_settings: Mapping[str, Any] | None = None, metadata_directory: str | None = None
 ) -> str:
-    """PEP 517's hook. pip takes the metadata from the wheel, as there is no hook that prepares them."""
+    """PEP 517's hook. pip reads the metadata from the wheel, because there is no hook that prepares them."""
     del metadata_directory
     target = str(Path(wheel_directory).resolve())
     with tempfile.TemporaryDirectory(prefix="wideload-wheel-") as folder:
@@ -58,14 +65,28 @@ def build_wheel(
             return str(build_meta.build_wheel(target, config_settings))
 
 
+def build_sdist(sdist_directory: str, config_settings: Mapping[str, Any] | None = None) -> str:
+    """PEP 517's hook: the sources in the layout of the clone, without the tests."""
+    target = str(Path(sdist_directory).resolve())
+    with tempfile.TemporaryDirectory(prefix="wideload-sdist-") as folder:
+        for name in (*FOLDERS, "wideload", "package"):
+            _copy(_ROOT / name, Path(folder, name))
+        Path(folder, "docs").mkdir()
+        for page in (_ROOT / "docs").glob("*.md"):
+            shutil.copy2(page, Path(folder, "docs"))
+        shutil.copy2(_ROOT / "MANIFEST.in", folder)
+        _copy_project(_ROOT, Path(folder))
+        with contextlib.chdir(folder):
+            return str(build_meta.build_sdist(target, config_settings))
+
+
 def arrange(root: Path, folder: Path) -> None:
-    """Copies the sources of the checkout `root` into `folder`, as the wheel has them.
+    """Copies the sources of the clone `root` into `folder`, in the layout of the wheel.
 
     Raises:
         ValueError: an import cannot be renamed; the message has the file and the line.
     """
-    for name in _OF_THE_PROJECT:
-        shutil.copy2(root / name, folder / name)
+    _copy_project(root, folder)
     _copy(root / "wideload", folder / "wideload")
     internal = folder / Path(*INTERNAL.split("."))
     for name in FOLDERS:
@@ -86,14 +107,34 @@ def arrange(root: Path, folder: Path) -> None:
             os.utime(module, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-def renamed(source: str) -> str:
-    """The source of a module, with the longer names where it imports one of `FOLDERS`. All else stays, lines too.
+def _copy_project(root: Path, folder: Path) -> None:
+    """Copies the files that describe the project, the README with absolute links."""
+    for name in _OF_THE_PROJECT:
+        shutil.copy2(root / name, folder / name)
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    absolute = absolute_links(readme, project["urls"]["Repository"], f"v{project['version']}")
+    (folder / "README.md").write_text(absolute, encoding="utf-8")
 
-    Imports are the statement `from … import …`, wherever it stands, and `importlib.import_module("…")`, also with an
-    f-string that begins with the name.
+
+def absolute_links(text: str, repository: str, tag: str) -> str:
+    """Markdown in which each link to a file leads to that file in the tagged version of the repository."""
+
+    def absolute(found: re.Match[str]) -> str:
+        kind = "raw" if found["image"] else "blob"
+        return f"{found['image']}[{found['text']}]({repository}/{kind}/{tag}/{found['target']})"
+
+    return _LINK.sub(absolute, text)
+
+
+def renamed(source: str) -> str:
+    """The source of a module, with the longer names where it imports one of `FOLDERS`. Nothing else changes.
+
+    Imports are the statement `from … import …`, anywhere in the module, and `importlib.import_module("…")`, also with
+    an f-string that begins with the name.
 
     Raises:
-        ValueError: the statement is `import app.…` or the like, which binds a name that the wheel has not.
+        ValueError: the statement is `import app.…` or similar, which binds a name that does not exist in the wheel.
     """
     lines = source.encode().splitlines(keepends=True)
     for line, column, name in sorted(_imports(ast.parse(source)), reverse=True):
@@ -104,7 +145,7 @@ def renamed(source: str) -> str:
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[int, int, str]]:
-    """The line of each import of ours, the column where it begins, and the name, or the beginning of it."""
+    """The line and the column of each import of one of `FOLDERS`, and the name, or how it begins."""
     for node in ast.walk(tree):
         match node:
             case ast.ImportFrom(module=str(name), level=0, lineno=line, col_offset=column) if _is_ours(name):

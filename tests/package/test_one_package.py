@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from package.one_package import FOLDERS, INTERNAL, arrange, renamed
+from package.one_package import FOLDERS, INTERNAL, absolute_links, arrange, renamed
 
 ROOT = Path(__file__).resolve().parents[2]
 # Texts that look like a module of ours, and are not imported. Docstrings are not looked at.
@@ -56,7 +57,7 @@ def test_import_that_binds_a_name_is_refused(source: str, tmp_path: Path) -> Non
     for name in (*FOLDERS, "wideload"):
         (tmp_path / "root" / name).mkdir(parents=True)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
-        (tmp_path / "root" / name).touch()
+        shutil.copy2(ROOT / name, tmp_path / "root")
     (tmp_path / "root" / "jobs" / "one.py").write_text(source)
     (tmp_path / "folder").mkdir()
     with pytest.raises(ValueError, match=r"^wideload/_internal/jobs/one\.py, line \d: import "):
@@ -83,6 +84,18 @@ def test_arranged_has_every_module_once(arranged: Path) -> None:
     for path in inside:
         ours = (ROOT / path.relative_to(internal)).read_text(encoding="utf-8")
         assert (arranged / path).read_text(encoding="utf-8").replace(f"{INTERNAL}.", "") == ours
+
+
+def test_links_of_the_readme_are_absolute(arranged: Path) -> None:
+    """Links and images lead to the tagged files in the repository; links to other hosts and to headings stay."""
+    text = "[a](docs/a.md#b), ![c](docs/c.svg), [d](https://d.example/), [e](#e), `f`(g)"
+    assert absolute_links(text, "https://h.example/i", "v1.2.3") == (
+        "[a](https://h.example/i/blob/v1.2.3/docs/a.md#b), ![c](https://h.example/i/raw/v1.2.3/docs/c.svg), "
+        "[d](https://d.example/), [e](#e), `f`(g)"
+    )
+    targets = re.findall(r"\]\(([^)]+)\)", (arranged / "README.md").read_text(encoding="utf-8"))
+    assert len(targets) > 30
+    assert [each for each in targets if not each.startswith("https://")] == []
 
 
 def test_no_text_names_a_module_by_its_place_in_the_checkout(arranged: Path) -> None:
