@@ -64,7 +64,7 @@ def test_jobs_have_no_more_than_they_need(name: str) -> None:
 
 
 def test_release_is_tested_and_tried_before_it_is_published() -> None:
-    """A tag runs what a pull request runs, then the check of the release; the job that publishes runs none of our code."""
+    """A tag runs what a pull request runs, then the check of the release; what publishes runs none of our code."""
     document = workflow("release")
     assert document["on"] == {"push": {"tags": ["v*"]}}
     test, build, publish = (document["jobs"][name] for name in ("test", "build", "publish"))
