@@ -1,4 +1,4 @@
 """Formats and decisions as pure code: no I/O, no clock, no event loop, no framework.
 
-Imports nothing of ours from outside this folder.
+Imports nothing of ours from outside this directory.
 """

@@ -1,6 +1,6 @@
-"""Merging: the records of several small batches in one, without reading keys, values and headers.
+"""Merging: the records of several small batches in one batch, without reading keys, values and headers.
 
-Of a record only its length and its two deltas change (`transforms/record_format.py`). All else is copied as one piece.
+Only the length and the two deltas of a record change (`transforms/record_format.py`). The rest is copied in one piece.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from transforms.errors import MalformedError
 from transforms.record_batch import RecordBatch, rebuilt
 from transforms.record_format import number, number_bytes, wrapped
 
-_LEAST_CONTINUED = 0x80  # a byte of a varint from here on is followed by another one
+_LEAST_CONTINUED = 0x80  # a byte of a varint that is at least this is followed by another one
 _SHORT = [number_bytes(each) for each in range(1 << 14)]
-"""The varints of small numbers, by the number: to look one up takes a tenth of the time."""
+"""The varints of small numbers, by number: a lookup takes a tenth of the time."""
 _SHORT_ZIGZAGS = 2 * len(_SHORT)
 _LEAST, _MOST = -(2**63), 2**63 - 1
 
@@ -22,7 +22,7 @@ _LEAST, _MOST = -(2**63), 2**63 - 1
 def merge(batches: Sequence[RecordBatch]) -> RecordBatch:
     """One batch with the records of all, in order; its base offset is that of the first.
 
-    The offset deltas count on from batch to batch, whatever lies between them.
+    The offset deltas are consecutive across the batches, whatever gaps the source has.
 
     Args:
         batches: one or more, each uncompressed and `appendable`.
@@ -40,8 +40,8 @@ def merge(batches: Sequence[RecordBatch]) -> RecordBatch:
 
 
 def _append(merged: bytearray, batch: RecordBatch, index: int, shift: int) -> None:
-    """Appends the records of a batch: the first one is at `index`, and their timestamps count from `shift` before."""
-    # About a microsecond a record, of which each line has its part.
+    """Appends the records of a batch: the first gets `index`, and `shift` is added to their timestamp deltas."""
+    # About a microsecond per record, to which each line contributes.
     data = bytes(batch.data)
     at, size = BATCH_OVERHEAD_BYTES, len(data)
     short, most, shifted = _SHORT, len(_SHORT), shift << 1

@@ -9,14 +9,14 @@ from __future__ import annotations
 from transforms.record import Record, RecordLike
 
 BATCH_OVERHEAD_BYTES = 61
-# The most bytes of a batch of one record without headers, beside key and value: varints of five bytes for record, key
-# and value.
+# An upper bound for a batch of one record without headers, in addition to key and value: varints of five bytes for
+# record, key and value.
 HEADERLESS_OVERHEAD_BYTES = 80
-HEADER_OVERHEAD_BYTES = 14  # the most beside name and value: varints of both, and its part of that of the count
+HEADER_OVERHEAD_BYTES = 14  # an upper bound, in addition to name and value: their varints, and a share of the count's
 
 
 def varint_bytes(number: int) -> int:
-    """Bytes of a number as a zigzag varint; Kafka's lengths are never below −1."""
+    """The size of a number as a zigzag varint; Kafka's lengths are never below −1."""
     zigzag = number << 1 if number >= 0 else -(number << 1) - 1
     return max(1, (zigzag.bit_length() + 6) // 7)
 
@@ -26,7 +26,7 @@ def _length_prefixed(data: bytes | None) -> int:
 
 
 def _rest_bytes(record: RecordLike) -> int:
-    """Bytes of a record beside its value and its own length prefix."""
+    """The size of a record without its value and without its length prefix."""
     size = 3  # attributes, timestamp delta and offset delta, one byte each
     size += _length_prefixed(record.key)
     size += varint_bytes(len(record.headers))
@@ -36,20 +36,20 @@ def _rest_bytes(record: RecordLike) -> int:
 
 
 def record_bytes(record: RecordLike) -> int:
-    """Bytes of the record as the first of a batch, its own length prefix included."""
+    """The size of the record as the first of a batch, including its length prefix."""
     size = _rest_bytes(record) + _length_prefixed(record.value)
     return varint_bytes(size) + size
 
 
 def value_room_bytes(record: RecordLike, limit_bytes: int) -> int:
-    """The longest value with which the record, alone in a batch, is within the limit; below 0 if there is none.
+    """The length of the longest value with which the record, alone in a batch, fits the limit; below 0 if none does.
 
     Args:
         record: its value is ignored.
-        limit_bytes: the most bytes of the batch.
+        limit_bytes: the maximum size of the batch.
     """
     rest = _rest_bytes(record)
-    # The longer the value, the longer its own prefix and that of the record: by at most four bytes each.
+    # The longer the value, the longer its length prefix and that of the record: by at most four bytes each.
     room = limit_bytes - BATCH_OVERHEAD_BYTES - rest - 2
     while room >= 0:
         size = rest + varint_bytes(room) + room
@@ -60,12 +60,12 @@ def value_room_bytes(record: RecordLike, limit_bytes: int) -> int:
 
 
 def batch_of_one_bytes(record: RecordLike) -> int:
-    """Bytes of an uncompressed batch with this record alone."""
+    """The size of an uncompressed batch with this record alone."""
     return BATCH_OVERHEAD_BYTES + record_bytes(record)
 
 
 def is_within(record: RecordLike, limit_bytes: int) -> bool:
-    """Whether an uncompressed batch with this record alone is within a limit; for most records without its exact size.
+    """Whether an uncompressed batch with this record alone fits a limit; rarely needs to compute the exact size.
 
     Raises:
         UnicodeEncodeError: the name of a header is not UTF-8.
@@ -82,6 +82,6 @@ def is_within(record: RecordLike, limit_bytes: int) -> bool:
 
 
 def headerless_batch_bytes(key: bytes | None, value_bytes: int) -> int:
-    """Bytes of an uncompressed batch of one record without headers; the value need not exist yet."""
+    """The size of an uncompressed batch of one record without headers; the value need not exist yet."""
     size = _rest_bytes(Record(key, None)) + varint_bytes(value_bytes) + value_bytes
     return BATCH_OVERHEAD_BYTES + varint_bytes(size) + size

@@ -1,4 +1,4 @@
-"""Where to split a batch that was refused (seed 001, "split it into two and send it again")."""
+"""Where to split a batch that was refused (KIP-126: "split it into two and send it again")."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ R = TypeVar("R", bound=RecordLike)
 
 
 def split_index(sizes: Sequence[int]) -> int:
-    """How many records go into the first part. Both parts get at least one, and about the same number of bytes.
+    """The number of records in the first part. Both parts get at least one, and about the same number of bytes.
 
     Args:
         sizes: bytes of each record, in order; at least two.
@@ -25,7 +25,7 @@ def split_index(sizes: Sequence[int]) -> int:
     total = sum(sizes)
     before = sizes[0]
     for index in range(1, len(sizes) - 1):
-        # This record belongs to the first part only if that gets closer to half.
+        # This record belongs to the first part only if it brings that closer to half.
         if abs(total - 2 * (before + sizes[index])) >= abs(total - 2 * before):
             return index
         before += sizes[index]

@@ -2,11 +2,11 @@
 
     wideload:delivered=OFFSET[;torn=ID,...]NUL
 
-The NUL is there for confluent-kafka (2.16.1), which reads metadata as a string of C, though librdkafka puts no NUL
-behind it: what follows in memory would be read too, and a digit there would be one of the offset.
+The NUL is there for confluent-kafka (2.16.1), which reads metadata as a C string, though librdkafka does not terminate
+it with a NUL: what follows in memory would be read as well, and a digit there would become part of the offset.
 
 A commit cannot pass the first chunk of an incomplete message, and later messages may be delivered before that one. The
-metadata says so, and a restart does not deliver them again. Brokers allow 4,096 bytes (seed 003), unless they are
+metadata notes these, so that a restart does not deliver them again. Brokers allow 4,096 bytes, unless they are
 configured otherwise.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 KAFKAS_BYTES = 4_096
-"""The longest metadata of a commit, by the default of `offset.metadata.max.bytes`."""
+"""The longest metadata of a commit with the default of `offset.metadata.max.bytes`."""
 
 LEAST_BYTES = 39
 """The longest note without ids: an offset has 19 digits at most."""
@@ -47,13 +47,13 @@ class Noted:
 
 
 def note(offset: int, delivered: int, torn: Sequence[str], most_bytes: int = KAFKAS_BYTES) -> str:
-    """The metadata of a commit of `offset`; empty if there is nothing to note, or no room. At most `MOST_BYTES`.
+    """The metadata of a commit of `offset`; empty if there is nothing to note, or no room. At most `MOST_BYTES` long.
 
     Args:
-        offset: that is committed.
+        offset: the committed offset.
         delivered: as in `Noted`.
         torn: as in `Noted`; if there is no room for all, the last ones, which are the newest, are noted.
-        most_bytes: the most that brokers take; with less than `LEAST_BYTES` a restart may deliver messages again.
+        most_bytes: the maximum that brokers accept; below `LEAST_BYTES` a restart may deliver messages again.
     """
     text = f"{_DELIVERED}{delivered}"
     free = most_bytes - len(text) - len(_END)

@@ -1,4 +1,4 @@
-"""Compression of stored payloads: four codecs of cramjam, never more than a known size.
+"""Compression of stored payloads: four codecs of cramjam, with a bound for decompressed sizes.
 
 The formats: gzip (RFC 1952), snappy (one raw block, format_description.txt), lz4 (LZ4 frame), zstd (RFC 8878 frame).
 """
@@ -27,9 +27,9 @@ _OLDEST = (2, 14)  # of cramjam; pyproject.toml has it, too
 
 
 def _require_limit(release: str) -> None:
-    """Refuses a cramjam that knows no limit, wherever it comes from: executors of Spark have what somebody put there.
+    """Refuses a cramjam without limits: executors of Spark may have any release installed.
 
-    Before 2.14 it decompresses all of a gzip value in memory of its own, and passes over what follows an LZ4 frame.
+    Before 2.14, cramjam decompresses a whole gzip value into a separate buffer, and ignores what follows an LZ4 frame.
 
     Raises:
         ConfigurationError: `release` is too old.
@@ -83,8 +83,8 @@ def compress(codec: Codec, data: bytes) -> bytes:
 def sized_buffer(size: int) -> io.BytesIO:
     """A buffer with room for `size` bytes.
 
-    BytesIO returns the bytes that it was filled with, without a copy if it was filled whole. A bytearray would be
-    copied: half the memory and 40 % of the time of a zstd value of 32 MB.
+    If BytesIO is filled completely, it returns its bytes without a copy. A bytearray would be copied: that is half of
+    the memory and 40 % of the time for a zstd value of 32 MB.
     """
     buffer = io.BytesIO()
     if size:
@@ -96,7 +96,7 @@ def sized_buffer(size: int) -> io.BytesIO:
 def decompress(codec: Codec, data: bytes, size: int) -> bytes:
     """The `size` bytes of the compressed `data`.
 
-    The decoder writes into a buffer of exactly `size` bytes, so a compression bomb is an error and takes no memory. The
+    The decoder writes into a buffer of exactly `size` bytes, so a compression bomb is an error and needs no memory. The
     caller has checked that `size` is within the limits.
 
     Raises:

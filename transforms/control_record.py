@@ -1,9 +1,9 @@
-"""The records of `control.topic`: what the pipelines of a group are to be, and requests to begin anew.
+"""The records of `control.topic`: the target states of the pipelines of a group, and requests to restart them.
 
-Keys and values are like those of Kafka Connect's topic of configurations (`KafkaConfigBackingStore`; KIP-745), with the
-consumer group in the place of the connector: `target-state-GROUP` with `{"state": "PAUSED"}`, and
-`restart-connector-GROUP` with `{"include-tasks": true, "only-failed": false}`. A field of our own, `id`, tells requests
-apart: an offset does not, once a topic was deleted and made again.
+Keys and values are like those of Kafka Connect's config topic (`KafkaConfigBackingStore`; KIP-745), with the consumer
+group in place of the connector: `target-state-GROUP` with `{"state": "PAUSED"}`, and `restart-connector-GROUP` with
+`{"include-tasks": true, "only-failed": false}`. The additional field `id` distinguishes requests: offsets do not, if a
+topic was deleted and recreated.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Literal, get_args
 from transforms.errors import MalformedError
 
 TargetState = Literal["STARTED", "PAUSED", "STOPPED"]
-"""What a pipeline is asked to be; the names are Connect's."""
+"""The state that is requested for a pipeline; the names are Connect's."""
 
 MAX_VALUE_BYTES = 4_096
 """The longest value that is read."""
@@ -28,10 +28,10 @@ _MAX_ID = 64
 
 @dataclass(frozen=True, slots=True)
 class TargetStateRequest:
-    """The pipelines of a group are to be in a state until somebody says otherwise.
+    """Requests a state for the pipelines of a group, until the next such request.
 
     Attributes:
-        id: no other request has it; empty if who asked has set none.
+        id: unique among requests; empty if the sender has set none.
     """
 
     group: str
@@ -41,11 +41,11 @@ class TargetStateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """The pipelines of a group are to begin anew, once.
+    """Requests that the pipelines of a group restart once.
 
     Attributes:
-        only_failed: those alone that have failed.
-        id: no other request has it; empty if who asked has set none.
+        only_failed: only those that have failed.
+        id: unique among requests; empty if the sender has set none.
     """
 
     group: str
@@ -69,10 +69,10 @@ def record_of(request: Request) -> tuple[bytes, bytes]:
 
 
 class ControlRecords:
-    """Reads the records that concern some groups.
+    """Reads the records for certain groups.
 
     Args:
-        groups: their ids. The records of all others are those of other workers.
+        groups: the ids of the groups. Records for all others are ignored: they are for other workers.
     """
 
     def __init__(self, groups: Collection[str]) -> None:
@@ -83,10 +83,10 @@ class ControlRecords:
         return key in self._groups
 
     def read(self, key: bytes | None, value: bytes | None) -> Request | None:
-        """The request; None if it is for other groups. A record without value takes back what was asked before it.
+        """The request; None if it is for other groups. A record without a value revokes the request before it.
 
         Raises:
-            MalformedError: the record is for one of the groups, and is none that is known here.
+            MalformedError: the record is for one of the groups, but not a valid request.
         """
         if key is None or key not in self._groups:
             return None

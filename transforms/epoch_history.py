@@ -1,9 +1,9 @@
-"""The leader epochs of what was read of a partition: they distinguish logs that have the same offsets.
+"""The leader epochs of the records that were read of a partition: they distinguish logs with equal offsets.
 
 Each leader of a partition has an epoch, a number that grows with each election, and stamps it on the batches that it
-appends. Where two replicas have a record of the same offset and epoch, all records before it are the same as well. So
-the epoch of the last record that was read is enough to ask the present leader how far its log is the one that was read
-(KIP-320, KIP-101).
+appends. If two replicas have a record with the same offset and epoch, all records before it are equal as well.
+Therefore the epoch of the last record that was read is enough to ask the current leader how far its log is the one that
+was read (KIP-320, KIP-101).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from transforms.commit_metadata import noted
 
 NO_EPOCH = -1
-"""Stands for an epoch that is not known."""
+"""Stands for an unknown epoch."""
 
-_OLDER_S = 10.0  # metadata is not older for so long; and a topic that was created again is noticed before
+_OLDER_S = 10.0  # metadata is outdated for less time, and a recreated topic is noticed earlier
 
 
 @dataclass(slots=True)
@@ -32,14 +32,14 @@ class EpochHistory:
         return self._epochs[at - 1] if at else NO_EPOCH
 
     def read(self, offset: int, epoch: int) -> None:
-        """Notes that the record at `offset` was read last. What was known of later ones counts no more."""
+        """Notes that the record at `offset` was read last. What was known of later ones is dropped."""
         if epoch != NO_EPOCH and (self.before(offset + 1) != epoch or self._offsets[-1] > offset):
             at = bisect_left(self._offsets, offset + 1)
             del self._offsets[at:], self._epochs[at:]
             self._put(offset, epoch)
 
     def reached(self, offset: int, epoch: int) -> None:
-        """Notes the epoch of the last record before `offset`, from which reading may go on, or a bound of it."""
+        """Notes the epoch of the last record before `offset`, at which reading may continue, or a bound of it."""
         if epoch != NO_EPOCH:
             self._put(offset - 1, epoch)
 
@@ -48,7 +48,7 @@ class EpochHistory:
             return
         end = bisect_left(self._offsets, offset + 1)
         begin = bisect_left(self._offsets, offset)
-        # Epochs grow with offsets: a greater one before was a bound, or is that of another log.
+        # Epochs grow with offsets: a greater one before this was a bound, or belongs to another log.
         while begin and self._epochs[begin - 1] > epoch:
             begin -= 1
         self._offsets[begin:end], self._epochs[begin:end] = [offset], [epoch]
@@ -62,12 +62,12 @@ class EpochHistory:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where the log of a partition parts from the one that was read.
+    """Where the log of a partition diverges from the one that was read.
 
     Attributes:
-        offset: up to which both are the same.
+        offset: up to which both logs are equal.
         epoch: of the last record before it.
-        read: up to which the other one was read, or delivered.
+        read: up to which the other log was read, or delivered.
     """
 
     offset: int
@@ -75,16 +75,16 @@ class Cut:
     read: int
 
 
-@dataclass(slots=True)  # not frozen: one is made for each partition of each fetch
+@dataclass(slots=True)  # not frozen: one is created for each partition of each fetch
 class Reading:
-    """What the next fetch of a partition goes by.
+    """The basis of the next fetch of a partition.
 
     Attributes:
-        offset: behind the last record that was read or delivered.
+        offset: after the last record that was read or delivered.
         epoch: of that record.
         leader: the epoch that the leader must have; `NO_EPOCH` lets any leader answer.
-        compares: whether that leader has to say first where its log has the end of `epoch`.
-        older: whether newer metadata is waited for, as what was read is newer than the leader.
+        compares: whether that leader must first report where its log has the end of `epoch`.
+        older: whether to wait for newer metadata, as the records that were read are newer than the leader.
     """
 
     offset: int
@@ -95,15 +95,15 @@ class Reading:
 
 
 class PartitionEpochs:
-    """What is known of the log of an assigned partition: what was read of it, and which leader has just that.
+    """What is known of the log of an assigned partition: what was read of it, and which leader has exactly that.
 
     Attributes:
-        cut: where the log of a leader was found to part from what was read; None if it was not.
+        cut: where the log of a leader was found to diverge from what was read; None if it does not.
     """
 
-    # `_delivered`: behind the last record that was delivered before the assignment, and its epoch. A commit cannot pass
-    # a message whose chunks are not all there. `_same`: the epoch of the leader whose log was found to be the one that
-    # was read. `_older_s`: since when metadata names a leader that is older than what was read.
+    # `_delivered`: the offset after the last record that was delivered before the assignment, and its epoch. A commit
+    # cannot pass an incomplete message. `_same`: the epoch of the leader whose log was found to be the one that was
+    # read. `_older_s`: since when metadata names a leader that is older than what was read.
 
     def __init__(self) -> None:
         self.cut: Cut | None = None
@@ -117,15 +117,15 @@ class PartitionEpochs:
         self._history.read(offset, epoch)
 
     def committed(self, offset: int, epoch: int, metadata: str) -> None:
-        """Notes the committed offset, from which reading begins; another member may have committed it."""
+        """Notes the committed offset, at which reading starts; another member may have committed it."""
         self._history.reached(offset, epoch)
         self._delivered = _delivered(offset, metadata), epoch
         self._same = None
 
     def epoch_to_commit(self, offset: int, metadata: str) -> int:
-        """The epoch that goes with an offset: that of the last record that was delivered, if that is behind it.
+        """The epoch to commit with an offset: that of the last record that was delivered, if it is after the offset.
 
-        If the record at the offset was read, it is that record's. Compaction may have taken those before it: the epoch
+        If the record at the offset was read, this is its epoch. Compaction may have removed earlier records: the epoch
         of the last one ends before the offset, as if the log had been cut there.
         """
         end = _delivered(offset, metadata)
@@ -133,7 +133,7 @@ class PartitionEpochs:
         return self._delivered[1] if end == self._delivered[0] else self._history.before(end + 1)
 
     def restart(self, at: Cut | None) -> None:
-        """Notes that the partition is read again where its log was cut, or from another log altogether (None)."""
+        """Notes that the partition is read again: where its log was cut, or (None) in another log altogether."""
         self.cut, self._same, self._delivered = None, None, (0, NO_EPOCH)
         if at is None:
             self._history = EpochHistory()
@@ -141,7 +141,7 @@ class PartitionEpochs:
             self._history.reached(at.offset, at.epoch)
 
     def is_compared(self, offset: int, leader: int) -> bool:
-        """Whether this leader has said where its log parts from what was read up to `offset`, or need not."""
+        """Whether this leader has reported where its log diverges from what was read up to `offset`, or need not."""
         epoch = self._history.before(offset)
         return self.cut is not None or NO_EPOCH in (epoch, leader) or leader in (epoch, self._same)
 
@@ -152,36 +152,35 @@ class PartitionEpochs:
             offset = end
         else:
             epoch = self._history.before(offset)
-        if leader < epoch:  # metadata is older than what was read; or the topic is another one, which others notice
+        if leader < epoch:  # metadata is outdated, or the topic was recreated, which is noticed elsewhere
             if self._older_s is None and leader != NO_EPOCH:
                 self._older_s = now_s
             older = leader != NO_EPOCH and now_s - (self._older_s or now_s) < _OLDER_S
             return Reading(offset, epoch, NO_EPOCH, False, older)  # as below
         self._older_s = None
-        # A leader loses nothing without another epoch: if its log ends before, it is that of a new topic.
-        return Reading(
-            offset, epoch, leader, NO_EPOCH != epoch < leader != self._same, False
-        )  # arguments by name take longer
+        # A leader loses no records within its epoch: if its log ends before, it is the log of a new topic. Keyword
+        # arguments would be slower.
+        return Reading(offset, epoch, leader, NO_EPOCH != epoch < leader != self._same, False)
 
     def is_same(self, reading: Reading, epoch: int, end: int) -> bool:
-        """Notes where the log of the leader has the end of the epoch that was read; False if they part: see `cut`.
+        """Notes where the log of the leader has the end of the epoch that was read; False if they diverge: see `cut`.
 
         Args:
-            reading: which compares.
-            epoch: the greatest in its log that is not above the one that was read; `NO_EPOCH` if there is none.
-            end: behind the last record of that; -1 if there is none.
+            reading: the reading that compares.
+            epoch: the greatest epoch in the log that is not above the one that was read; `NO_EPOCH` if there is none.
+            end: the offset after the last record of that epoch; -1 if there is none.
         """
         # Records of an old format have no epochs.
         parts = epoch != NO_EPOCH and NO_EPOCH < end < reading.offset
         self.cut = Cut(end, epoch, reading.offset) if parts else None
-        if not parts and reading.offset >= self._delivered[0]:  # a later commit may have come since it was asked
+        if not parts and reading.offset >= self._delivered[0]:  # a later commit may have arrived in the meantime
             self._same = reading.leader
         return not parts
 
     def fetched(self, reading: Reading) -> None:
-        """Notes an answer by the leader that the reading asks for.
+        """Notes an answer by the leader that the reading requires.
 
-        If the epoch of the last record is not known, it is not above that of the leader, which has the record.
+        If the epoch of the last record is unknown, it is not above that of the leader, which has the record.
         """
         if self._history.before(reading.offset) == NO_EPOCH == reading.epoch:
             self._history.reached(reading.offset, reading.leader)
@@ -189,6 +188,6 @@ class PartitionEpochs:
 
 
 def _delivered(offset: int, metadata: str) -> int:
-    """Behind the last record that was delivered: the committed offset, or what its metadata says."""
+    """The offset after the last record that was delivered: the committed offset, or the one in its metadata."""
     note = noted(metadata) if metadata else None
     return offset if note is None else max(offset, note.delivered)

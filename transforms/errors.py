@@ -1,39 +1,39 @@
-"""Every error of the project, grouped by what the caller can do about it.
+"""All errors of the project, grouped by what the caller can do about them.
 
 WideloadError
 ├── ConfigurationError            refuse at start; the user changes the configuration
 ├── TransformError                this record can never succeed; `errors.tolerance` decides
 │   ├── MalformedError            a field of the record is not what its format allows
-│   │   ├── TooManyHeadersError   the record has more headers than anybody reads
+│   │   ├── TooManyHeadersError   the record has more headers than are read
 │   │   ├── MalformedReferenceError
 │   │   ├── MalformedChunkError
 │   │   └── MalformedWrapperError
-│   ├── ChunkError                the record cannot be split into chunks that the sink topic takes
+│   ├── ChunkError                the record cannot be split into chunks that the output topic accepts
 │   ├── DiscardedChunkError       the record is a chunk of a message that cannot be assembled
-│   ├── BatchTooLargeError        the batch holds more bytes before compression than the worker may
-│   ├── EncryptionError           the payload is encrypted, and there is no key that opens it
+│   ├── BatchTooLargeError        the batch is too large before compression
+│   ├── EncryptionError           the payload is encrypted, and no known key decrypts it
 │   ├── HeaderNameError           the name of a header is not UTF-8
-│   ├── KeyMissingError           the record has no key, and the sink topic is compacted
+│   ├── KeyMissingError           the record has no key, and the output topic is compacted
 │   ├── PayloadCorruptError       size or checksum of the payload differ from the reference
 │   ├── PayloadTooLargeError      the payload is over `large.message.max.bytes`
-│   ├── RecordTooLargeError       the record is over the sink topic's `max.message.bytes`
-│   ├── RecordUnfitError          the sink topic refuses the record, for instance for its timestamp
-│   ├── ReferenceClaimedError     the record claims to be a reference or a chunk, and its pipeline has not made it
-│   ├── SignatureError            the reference is not signed with a key that is known
-│   ├── ValueTooLargeError        the value is over `large.message.max.bytes`, and would not be read again
+│   ├── RecordTooLargeError       the record is over the output topic's `max.message.bytes`
+│   ├── RecordUnfitError          the output topic refuses the record, for instance for its timestamp
+│   ├── ReferenceClaimedError     the record has the headers of a reference or a chunk that its pipeline did not write
+│   ├── SignatureError            the reference is not signed with a known key
+│   ├── ValueTooLargeError        the value is over `large.message.max.bytes`, so readers would refuse it
 │   └── WrapError                 the record has a header that a message wrapper cannot hold
-├── PayloadStoreError             the store; `retriable` says whether to try again
-│   ├── PayloadStoreAccessError   the store refuses this caller: permission, credentials, bucket; somebody must act
+├── PayloadStoreError             the store has failed; `retriable` is true if a retry may succeed
+│   ├── PayloadStoreAccessError   the store refuses this caller: permission, credentials, bucket; an operator must act
 │   ├── PayloadNotFoundError      there is no such payload; final
 │   ├── PayloadUnfitError         the store refuses this payload, for instance for its size; final
-│   ├── PayloadUnavailableError  the store is up, but has failed for this record for too long; final
+│   ├── PayloadUnavailableError   the store is up, but has failed for this record for too long; final
 │   └── ReferenceRefusedError     the reference points outside the store's root; final
-├── SerializationError            what a client's serializer raises; `__cause__` is one of the above, or a stage's own
-│   └── RecordDeserializationError    what its consumer raises: the record has a place in its topic
-└── ResourceIdentifierTooLargeError  a name is longer than Kafka takes, today or from 5.0 on; final
+├── SerializationError            raised by a client's serializer; `__cause__` is one of the above, or any other error
+│   └── RecordDeserializationError    raised by its consumer, with the position of the record
+└── ResourceIdentifierTooLargeError  a name is longer than Kafka accepts, today or from 5.0 on; final
 
-Each error carries its data as attributes and builds its message from them. Each can be copied and pickled, so it can
-pass from one process to another.
+Each error carries its data as attributes and builds its message from them. Each can be copied and pickled, so it can be
+passed from one process to another.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ _SHOWN_CHARACTERS = 200
 
 
 def shown(text: str) -> str:
-    """`text` for a message: quoted, and cut in the middle if it is long.
+    """`text` for a message: quoted, and shortened in the middle if it is long.
 
-    Paths come from records that anyone may write. They may be a megabyte long or have control characters. A secret
-    string, of a class that hides its text, is not cut, because its parts would be ordinary strings.
+    Paths come from records that anyone may write. They may be a megabyte long or contain control characters. A secret
+    string, of a class that hides its text, is not shortened, because its parts would be ordinary strings.
     """
     if len(text) > _SHOWN_CHARACTERS and type(text) is str:
         half = _SHOWN_CHARACTERS // 2
@@ -95,7 +95,7 @@ class WideloadError(Exception):
     """The root of the project's errors."""
 
     def __reduce__(self) -> tuple[Callable[..., WideloadError], tuple[object, ...], dict[str, object]]:
-        # BaseException would call `__init__` with `args`, which are not its parameters in every class.
+        # BaseException would call `__init__` with `args`, which do not match its parameters in every class.
         return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
@@ -104,10 +104,10 @@ class ConfigurationError(WideloadError):
     """The configuration cannot work.
 
     Attributes:
-        key: the key of the configuration that is at fault, as the user wrote it.
+        key: the property that is at fault, as the user wrote it.
         reason: what was found, what is allowed, what to do.
-        pipeline: the pipeline that the key belongs to; None for a key of the worker.
-        more: what else is wrong with the same configuration; the text has a line for each.
+        pipeline: the pipeline that the property belongs to; None for a property of the worker.
+        more: other errors of this configuration; the text has a line for each.
     """
 
     key: str
@@ -122,19 +122,19 @@ class ConfigurationError(WideloadError):
 
     @property
     def each(self) -> tuple[ConfigurationError, ...]:
-        """This error alone, and then each of `more`."""
+        """This error alone, followed by each of `more`."""
         return self._with(self.pipeline, ()), *self.more
 
     @classmethod
     def together(cls, errors: Sequence[ConfigurationError]) -> ConfigurationError:
-        """One error that tells of all of these; at least one."""
+        """One error that reports all of these, of which there must be at least one."""
         first, *more = [each for error in errors for each in error.each]
         error = cls(first.key, first.reason, pipeline=first.pipeline, more=tuple(more))
         error.__cause__ = first.__cause__
         return error
 
     def of(self, pipeline: str) -> ConfigurationError:
-        """The same error, of a key of this pipeline."""
+        """This error, for a property of this pipeline."""
         more = tuple(each.of(pipeline) for each in self.more)
         return self._with(pipeline, more)
 
@@ -146,7 +146,7 @@ class ConfigurationError(WideloadError):
 
 @contextmanager
 def of_pipeline(name: str) -> Iterator[None]:
-    """Each `ConfigurationError` of the block names this pipeline."""
+    """Makes each `ConfigurationError` of the block name this pipeline."""
     try:
         yield
     except ConfigurationError as exc:
@@ -178,7 +178,7 @@ class MalformedError(TransformError):
 
 
 class TooManyHeadersError(MalformedError):
-    """A record has so many headers that an object of each would fill the memory."""
+    """A record has so many headers that their objects would fill the memory."""
 
 
 class MalformedReferenceError(MalformedError):
@@ -205,7 +205,7 @@ class ChunkError(TransformError):
 
     Attributes:
         size: bytes of its value.
-        limit: the most bytes that a chunk may take as a batch of one.
+        limit: the maximum size of a chunk as a batch of one.
         reason: why not.
     """
 
@@ -224,7 +224,7 @@ class DiscardedChunkError(TransformError):
     Attributes:
         uuid: of the message; None if it cannot be read.
         reason: one of those in `transforms.reassembly`.
-        detail: the finding, for people.
+        detail: a description of what was found.
     """
 
     uuid: str | None
@@ -236,18 +236,18 @@ class DiscardedChunkError(TransformError):
 
 
 WORKER_ALLOWS = "in.flight.bytes, or 64 MiB if that is more"
-"""The bytes of a batch before compression that the worker takes apart."""
+"""The maximum size, before compression, of a batch that the worker decodes."""
 
 
 @dataclass(eq=False, repr=False)
 class BatchTooLargeError(TransformError):
-    """A compressed batch holds more bytes than may be in memory. A megabyte may hold a gigabyte, so it is not undone.
+    """A compressed batch is too large to be decompressed: a megabyte may hold a gigabyte.
 
     Attributes:
-        first: the offset of its first record that is wanted.
+        first: the offset of its first wanted record.
         last: the offset of its last record.
-        limit: the most bytes of the records before compression.
-        allowed: what that limit is.
+        limit: the maximum size of the records before compression.
+        allowed: a description of the limit.
     """
 
     first: int
@@ -264,7 +264,7 @@ class BatchTooLargeError(TransformError):
 
 @dataclass(eq=False, repr=False)
 class EncryptionError(TransformError):
-    """A reference leads to an encrypted payload, and no key that is known opens it.
+    """A reference leads to an encrypted payload, and no known key decrypts it.
 
     Attributes:
         path: the path in the reference.
@@ -283,7 +283,7 @@ class HeaderNameError(TransformError):
     """The name of a header is not UTF-8. Kafka requires UTF-8, so clients cannot write it.
 
     Attributes:
-        name: bytes that are not UTF-8 are decoded by `surrogateescape`.
+        name: the name; bytes that are not UTF-8 are decoded with `surrogateescape`.
     """
 
     name: str
@@ -294,10 +294,10 @@ class HeaderNameError(TransformError):
 
 
 class KeyMissingError(TransformError):
-    """A record has no key, and the sink topic (the only argument) is compacted, so brokers refuse the record."""
+    """A record has no key, and the output topic (the only argument) is compacted, so brokers refuse the record."""
 
     def __str__(self) -> str:
-        return f"the record has no key, and topic {self.args[0]} is compacted and takes only records with a key"
+        return f"the record has no key, and topic {self.args[0]} is compacted, so it accepts only records with a key"
 
 
 @dataclass(eq=False, repr=False)
@@ -327,7 +327,7 @@ class PayloadTooLargeError(TransformError):
 
     Attributes:
         path: the full path of the payload.
-        size: its length in bytes; None if all that is known is that it is over the limit.
+        size: its length in bytes; None if it is only known to be over the limit.
         limit: the limit in bytes.
     """
 
@@ -339,16 +339,16 @@ class PayloadTooLargeError(TransformError):
         size = "over the limit of" if self.size is None else f"{self.size:,} bytes, the limit is"
         return (
             f"payload {shown(self.path)} is too large: {size} {self.limit:,} bytes; "
-            "raise large.message.max.bytes if such payloads are meant to pass"
+            "raise large.message.max.bytes to accept such payloads"
         )
 
 
 @dataclass(eq=False, repr=False)
 class RecordTooLargeError(TransformError):
-    """A record is over the `max.message.bytes` of its sink topic.
+    """A record is over the `max.message.bytes` of its output topic.
 
     Attributes:
-        topic: the sink topic.
+        topic: the output topic.
         size: the record's size as a batch of one, in bytes.
         limit: the topic's `max.message.bytes`.
     """
@@ -359,7 +359,7 @@ class RecordTooLargeError(TransformError):
 
     def __str__(self) -> str:
         return (
-            f"the record takes {self.size:,} bytes as a batch of one, topic {self.topic} takes {self.limit:,}; "
+            f"the record has {self.size:,} bytes as a batch of one, topic {self.topic} accepts {self.limit:,}; "
             f"raise max.message.bytes of topic {self.topic}"
         )
 
@@ -371,7 +371,7 @@ class RecordUnfitError(TransformError):
     Attributes:
         topic: the topic.
         reason: the broker's message, and what to do.
-        timestamp: the record's timestamp, in milliseconds since 1970, if a broker refused it for that; else None.
+        timestamp: the record's timestamp, in milliseconds since 1970, if this is the reason; otherwise None.
     """
 
     topic: str
@@ -384,10 +384,10 @@ class RecordUnfitError(TransformError):
 
 @dataclass(eq=False, repr=False)
 class ReferenceClaimedError(TransformError):
-    """A record has the headers of a reference or a chunk, and its pipeline has not made it: anybody may have.
+    """A record has the headers of a reference or a chunk that its pipeline did not write: anyone may have.
 
     Attributes:
-        claim: what readers would take it for: a reference in place of its `value` or `key`, or a `chunk`.
+        claim: how readers would treat it: as a reference in place of its `value` or `key`, or as a `chunk`.
     """
 
     claim: str
@@ -397,7 +397,7 @@ class ReferenceClaimedError(TransformError):
         if self.claim == "chunk":
             what, before = "a chunk", 'put "assemble" first in transforms, or '
         return (
-            f"the record has the headers of {what}, and this pipeline has not made it; if its writer may, "
+            f"the record has the headers of {what} that this pipeline did not write; if its producer is trusted, "
             f'{before}set offload.on.reference = "pass"'
         )
 
@@ -436,7 +436,7 @@ class ValueTooLargeError(TransformError):
     def __str__(self) -> str:
         return (
             f"the value has {self.size:,} bytes, and large.message.max.bytes is {self.limit:,}: readers with this "
-            "limit would refuse its payload; raise it here and in the readers if such values are meant to pass"
+            "limit would refuse its payload; to accept such values, raise it here and in the readers"
         )
 
 
@@ -457,13 +457,13 @@ class WrapError(TransformError):
 
 
 class PayloadStoreError(WideloadError):
-    """A store could not do what it was asked to (seed 000, "PayloadStoreException").
+    """A request to a store has failed (KIP-1159: "PayloadStoreException").
 
     Attributes:
-        retriable: True if a retry may succeed (throttling, 5xx, time-outs, cut connections), False if somebody must
-            act first (access denied, no such bucket).
-        key: the key of the configuration that is probably wrong; None if the store does not say.
-        operation: what the store was asked to do, as metrics name it; None if nobody has noted that.
+        retriable: True if a retry may succeed (throttling, 5xx, time-outs, broken connections), False if an operator
+            must act first (access denied, no such bucket).
+        key: the property that is probably wrong; None if the store does not report it.
+        operation: the operation of the store, as metrics name it; None if it was not noted.
     """
 
     retriable: bool = False
@@ -481,8 +481,8 @@ class PayloadStoreError(WideloadError):
 class PayloadStoreAccessError(PayloadStoreError):
     """The store answers, but refuses every request of this caller.
 
-    Somebody must act: give a permission or other keys, create the bucket, or make the file system writable. A caller
-    that had access before may wait for that.
+    An operator must act: grant a permission, replace the credentials, create the bucket, or make the file system
+    writable. A caller that had access before may wait for this.
     """
 
 
@@ -499,7 +499,7 @@ class PayloadNotFoundError(PayloadStoreError, LookupError):
 
 
 class PayloadUnfitError(PayloadStoreError):
-    """The store refuses this payload but takes others: it, or a proxy before it, has a limit of size."""
+    """The store refuses this payload but accepts others: it, or a proxy in front of it, limits the size."""
 
 
 class PayloadUnavailableError(PayloadStoreError):
@@ -507,7 +507,7 @@ class PayloadUnavailableError(PayloadStoreError):
 
     Attributes:
         tries: how often it has failed.
-        seconds: since the first try.
+        seconds: the time since the first try.
         reason: the last failure.
     """
 
@@ -522,11 +522,11 @@ class PayloadUnavailableError(PayloadStoreError):
 
 
 class ReferenceRefusedError(PayloadStoreError):
-    """A path is not below the store's own root; no request was made.
+    """A path is not below the store's root; no request was made.
 
     Attributes:
         path: the path that was refused.
-        root: the beginning that every path must have.
+        root: the required beginning of every path.
     """
 
     def __init__(self, path: str, root: str, reason: str = "it is not below the store's root") -> None:
@@ -537,18 +537,18 @@ class ReferenceRefusedError(PayloadStoreError):
 
 @dataclass(eq=False, repr=False)
 class SerializationError(WideloadError):
-    """A key or a value cannot be serialized or deserialized (seed 000: "as SerializationException to client").
+    """A key or a value cannot be serialized or deserialized (KIP-1159: "as SerializationException to client").
 
     `__cause__` is the reason: a `PayloadNotFoundError` if the payload is gone, another `PayloadStoreError` if the store
-    failed, a `TransformError` if the payload differs from the reference, or the error of a stage.
+    failed, a `TransformError` if the payload differs from the reference, or the error of another serializer.
 
     Attributes:
         topic: the topic of the record.
         field: `key` or `value`.
-        reason: what happened, and in which stage.
+        reason: what happened, and in which serializer of the list.
         deserializing: True if the record was being read.
-        partition: the partition of the record that was read; None if the client did not say.
-        offset: its offset, or None too.
+        partition: the partition of the record that was read; None if the client did not report it.
+        offset: its offset, or None as well.
     """
 
     topic: str
@@ -561,13 +561,13 @@ class SerializationError(WideloadError):
 
     def __reduce__(self) -> tuple[Callable[..., WideloadError], tuple[object, ...], dict[str, object]]:
         make, arguments, state = super().__reduce__()
-        # `retriable` needs the cause. The error of an application's stage may be of a class that cannot be pickled.
+        # `retriable` needs the cause. The error of an application's serializer may have a class that cannot be pickled.
         cause = {"__cause__": self.__cause__} if isinstance(self.__cause__, WideloadError) else {}
         return make, arguments, {**state, **cause}
 
     @property
     def retriable(self) -> bool:
-        """Whether the same record may succeed later: the cause is an error of the store that may pass."""
+        """Whether this record may succeed later: the cause is a temporary error of the store."""
         return isinstance(self.__cause__, PayloadStoreError) and self.__cause__.retriable
 
     def __str__(self) -> str:
@@ -576,15 +576,15 @@ class SerializationError(WideloadError):
         return f"the {self.field} of a record of topic {self.topic}{where} cannot be {what}: {self.reason}"
 
     def at(self, partition: int, offset: int) -> RecordDeserializationError:
-        """The same error with the coordinates of the record that was read; to be raised from the same cause."""
+        """This error with the coordinates of the record that was read; raise it from the cause of this error."""
         return RecordDeserializationError(self.topic, self.field, self.reason, partition=partition, offset=offset)
 
 
 @dataclass(eq=False, repr=False)
 class RecordDeserializationError(SerializationError):
-    """A key or a value of a record that a consumer has read cannot be deserialized, as Kafka's exception of this name.
+    """A key or a value that a consumer has read cannot be deserialized, like Kafka's exception of this name.
 
-    To pass over the record, seek to `offset + 1`.
+    To skip the record, seek to `offset + 1`.
 
     Attributes:
         partition: the partition of the record.
@@ -599,7 +599,7 @@ class RecordDeserializationError(SerializationError):
 
 @dataclass(eq=False, repr=False)
 class ResourceIdentifierTooLargeError(WideloadError):
-    """A name is longer than its kind allows (seed 003: "ResourceIdentifierTooLargeException … is not retriable").
+    """A name is longer than its kind allows (KIP-1233: "ResourceIdentifierTooLargeException … is not retriable").
 
     Attributes:
         kind: a key of `transforms.identifiers.IDENTIFIERS`, such as `group-id`.

@@ -17,7 +17,7 @@ FormatName = Literal["wideload", "bakdata-headers", "bakdata-flag"]
 class Format(Protocol):
     """A format of records whose values may be in a store.
 
-    `read_…` and `write_…` are inverse to each other; key, timestamp and the record's own headers stay.
+    `read_…` and `write_…` are inverse to each other; key, timestamp and the record's own headers are kept.
     """
 
     @property
@@ -28,7 +28,7 @@ class Format(Protocol):
         """Whether the record must be restored, because it was written in this format; called for every record."""
 
     def wants_any(self, batch: RecordBatch) -> bool:
-        """False if `wants` is false for each record of the batch; True if that cannot be told cheaply."""
+        """False if `wants` is false for each record of the batch; True if checking that would be expensive."""
 
     def refers(self, record: RecordLike) -> bool:
         """Whether the value is in a store, or the reference is malformed. False for a tombstone."""

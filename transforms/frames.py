@@ -1,21 +1,21 @@
 """Compressed values of unknown length, which may have other bytes after their end.
 
 bakdata's serializer compresses as Kafka compresses its batches, and stores the whole buffer: the frame, and zeros after
-it. So a reader must find the end of the frame, and a bound for its content, before it decompresses anything.
+it. Therefore a reader must find the end of the frame, and a bound for its content, before it decompresses anything.
 
-    gzip     RFC 1952: members, one behind the other; zlib finds the end of each
-    snappy   xerial's stream, of snappy-java: a head of 16 bytes, then blocks of int32 length, big-endian, and as many
-             bytes of a raw snappy block; no end mark, but no block is empty; a head in the place of a length begins
+    gzip     RFC 1952: members, one after the other; zlib finds the end of each
+    snappy   xerial's stream, of snappy-java: a header of 16 bytes, then blocks of int32 length, big-endian, and as many
+             bytes of a raw snappy block; no end mark, but no block is empty; a header in place of a length starts
              another stream
     lz4      LZ4 frame, magic 0x184D2204: blocks of uint32 length, little-endian, up to a length of 0; one frame only
-    zstd     RFC 8878 frames, magic 0xFD2FB528: blocks with a head of 3 bytes, up to the one that says it is the last;
-             and skippable frames, magic 0x184D2A50 to 0x184D2A5F, uint32 length, little-endian
+    zstd     RFC 8878 frames, magic 0xFD2FB528: blocks with a header of 3 bytes, up to the one that is marked as the
+             last; and skippable frames, magic 0x184D2A50 to 0x184D2A5F, uint32 length, little-endian
 
-The readers of Kafka's Java client read on in the same way: GZIPInputStream, SnappyInputStream, ZstdInputStream; of LZ4,
-KafkaLZ4BlockInputStream reads one frame.
+The readers of Kafka's Java client also continue after the first frame: GZIPInputStream, SnappyInputStream,
+ZstdInputStream; for LZ4, KafkaLZ4BlockInputStream reads one frame.
 
-Before anything is allocated, every length is checked against the bytes that exist, and every sum against the limit. So
-is the number of blocks: a core would look for seconds at tiny blocks with nothing in them.
+Before anything is allocated, every length is checked against the available bytes, and every sum against the limit. The
+number of blocks is checked as well: empty blocks could occupy a core for seconds.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ import cramjam
 
 from transforms.compression import Codec, CompressionError, compress, sized_buffer
 
-_GZIP = 16 + zlib.MAX_WBITS  # zlib's way to say: a gzip head and trailer
+_GZIP = 16 + zlib.MAX_WBITS  # means a gzip header and trailer to zlib
 _GZIP_MAGIC = b"\x1f\x8b\x08"  # and the only method
-_GZIP_READ_BYTES = 4_096  # at once, of members behind the first: what is left of it is copied for each member
+_GZIP_READ_BYTES = 4_096  # per read, of members after the first: the unused rest of a read is copied for each member
 _MOST_GZIP_RATIO = 1032  # zlib.net, "Maximum Compression Factor"
 
 XERIAL_MAGIC = b"\x82SNAPPY\0"
 _XERIAL_HEAD = XERIAL_MAGIC + b"\0\0\0\x01\0\0\0\x01"  # version 1, readable by version 1
-_XERIAL_BLOCK_BYTES = 32 * 1024  # as snappy-java has it
-MOST_SNAPPY_RATIO = 64  # a copy gives 64 bytes at most, and takes 2 at least
+_XERIAL_BLOCK_BYTES = 32 * 1024  # as in snappy-java
+MOST_SNAPPY_RATIO = 64  # a copy element of at least 2 bytes produces at most 64
 
 _LZ4_MAGIC = 0x184D2204
 _LZ4_LARGEST_BLOCK: Mapping[int, int] = {4: 1 << 16, 5: 1 << 18, 6: 1 << 20, 7: 1 << 22}
 _LZ4_MOST_RATIO = 255  # each byte of a match's length stands for 255 bytes
-_LZ4_LEVEL = 1  # as transforms/compression.py
+_LZ4_LEVEL = 1  # as in transforms/compression.py
 
 _ZSTD_MAGIC = 0xFD2FB528
 _SKIPPABLE_MAGIC, _SKIPPABLE_MASK = 0x184D2A50, 0xFFFFFFF0
 _ZSTD_LARGEST_BLOCK = 128 * 1024
 
-# Compressors make a block of some 10 KB or more, before compression. Those that are flushed for each record make more.
+# Compressors write blocks of some 10 KB or more, before compression, but more blocks if flushed for each record.
 _MOST_BLOCKS, _LEAST_BLOCK_BYTES = 65_536, 256
 
 
@@ -55,7 +55,7 @@ class OversizeError(CompressionError):
     """A frame has more bytes than allowed.
 
     Attributes:
-        limit: the most bytes that are allowed.
+        limit: the maximum that is allowed.
     """
 
     def __init__(self, limit: int) -> None:
@@ -65,7 +65,7 @@ class OversizeError(CompressionError):
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """The end of the frames, and the most bytes that they can hold."""
+    """The end of the frames, and an upper bound of their content."""
 
     end: int
     most_bytes: int
@@ -76,7 +76,7 @@ def compress_frame(codec: Codec, data: bytes) -> bytes:
     if codec == "snappy":
         return _compress_xerial(data)
     if codec == "lz4":
-        # Kafka's reader refuses blocks that refer to earlier ones, which are the codec's default.
+        # Kafka's reader refuses linked blocks, which are the codec's default.
         compressor = cramjam.lz4.Compressor(level=_LZ4_LEVEL, content_checksum=False, block_linked=False)
         compressor.compress(data)
         return bytes(compressor.finish())
@@ -86,25 +86,25 @@ def compress_frame(codec: Codec, data: bytes) -> bytes:
 def decompress_frame(codec: Codec, data: bytes, limit: int) -> bytes:
     """The content of the frame at the beginning of `data`, and of those that follow it; other bytes are ignored.
 
-    Only snappy's frame has no end: there only zeros may follow, and a missing whole block is not noticed.
+    Only snappy's stream has no end mark: only zeros may follow, and a missing block at the end is not noticed.
 
     Args:
         codec: the codec of the frame.
         data: the whole frame.
-        limit: the most bytes of the content; no more memory is used, except zstd's window of at most 128 MiB.
+        limit: the maximum size of the content; no more memory is used, except zstd's window of at most 128 MiB.
 
     Raises:
         OversizeError: there are more than `limit`.
-        CompressionError: the frame is damaged, or cut off.
+        CompressionError: the frame is damaged, or truncated.
     """
     return _DECOMPRESS[codec](data, limit)
 
 
 def most_bytes(codec: Codec, data: bytes) -> int:
-    """The most bytes that the frames at the beginning of `data` can hold; it decompresses nothing.
+    """An upper bound of the content of the frames at the beginning of `data`, without decompressing them.
 
     Raises:
-        CompressionError: the frame is of an unknown kind, or cut off.
+        CompressionError: the frame is of an unknown kind, or truncated.
     """
     if codec == "gzip":
         return len(data) * _MOST_GZIP_RATIO
@@ -129,12 +129,12 @@ def _gzip(data: bytes, limit: int) -> bytes:
 
 
 def _gzip_member(data: bytes, at: int, step: int, limit: int) -> tuple[bytes, int]:
-    """The content of the member at index `at`, and the index of its end; it reads `step` bytes at once."""
+    """The content of the member at index `at`, and the index of its end; reads `step` bytes at a time."""
     decoder, view = zlib.decompressobj(_GZIP), memoryview(data)
     most, pieces = limit, list[bytes]()
     while not decoder.eof:
         if at == len(data):
-            raise CompressionError("a gzip member that is cut off")
+            raise CompressionError("a truncated gzip member")
         read = view[at : at + step]
         try:
             piece = decoder.decompress(read, most + 1)
@@ -158,7 +158,7 @@ def _compress_xerial(data: bytes) -> bytes:
 
 
 def _xerial(data: bytes, limit: int) -> bytes:
-    # Two passes over the blocks: a list of them could take more than the limit, if each holds one byte.
+    # Two passes over the blocks: a list of blocks of one byte each could exceed the limit.
     buffer = sized_buffer(sum(size for _, size in _xerial_blocks(data, limit)))
     with buffer.getbuffer() as view:
         at = 0
@@ -168,15 +168,15 @@ def _xerial(data: bytes, limit: int) -> bytes:
             except cramjam.DecompressionError as exc:
                 raise CompressionError(f"a damaged snappy block: {exc}") from exc
             if written != size:
-                raise CompressionError(f"a snappy block of {written} bytes that promises {size}")
+                raise CompressionError(f"a snappy block of {written} bytes whose header declares {size}")
             at += size
     return buffer.getvalue()
 
 
 def _xerial_blocks(data: bytes, limit: int) -> Iterator[tuple[memoryview, int]]:
-    """Each block, and the length of its content according to its head."""
+    """Each block, and the length of its content according to its header."""
     if not data.startswith(XERIAL_MAGIC) or len(data) < len(_XERIAL_HEAD):
-        raise CompressionError("not a stream of xerial's snappy: its head is another one")
+        raise CompressionError("not a stream of xerial's snappy: wrong header")
     view = memoryview(data)
     at, total = len(_XERIAL_HEAD), 0
     count = _Count(len(data))
@@ -192,11 +192,11 @@ def _xerial_blocks(data: bytes, limit: int) -> Iterator[tuple[memoryview, int]]:
             return
         at += 4
         if length > len(data) - at:
-            raise CompressionError(f"a snappy block of {length} bytes, of which {max(len(data) - at, 0)} are there")
+            raise CompressionError(f"a snappy block of {length} bytes, of which {max(len(data) - at, 0)} exist")
         block = view[at : at + length]
         size = _varint(block)
         if not 0 < size <= MOST_SNAPPY_RATIO * length:
-            raise CompressionError(f"a snappy block of {length} bytes that promises {size}")
+            raise CompressionError(f"a snappy block of {length} bytes whose header declares {size}")
         total += size
         if total > limit:
             raise OversizeError(limit)
@@ -205,26 +205,26 @@ def _xerial_blocks(data: bytes, limit: int) -> Iterator[tuple[memoryview, int]]:
 
 
 def _varint(block: memoryview) -> int:
-    """The length at the beginning of a raw snappy block: 7 bits a byte, the lowest first, 32 bits at most."""
+    """The length at the beginning of a raw snappy block: 7 bits per byte, the lowest first, at most 32 bits."""
     size = 0
     for position, byte in enumerate(block[:5]):
         size |= (byte & 0x7F) << (7 * position)
-        if byte < 0x80:  # noqa: PLR2004  # the bit that says that another byte follows
+        if byte < 0x80:  # noqa: PLR2004  # the bit that marks a following byte
             return size
-    raise CompressionError("a snappy block whose length does not end")
+    raise CompressionError("a snappy block whose length has too many bytes")
 
 
 def _lz4_extent(data: bytes) -> _Extent:
     reader = _Reader(data, "LZ4")
     if reader.number(4) != _LZ4_MAGIC:
-        raise CompressionError("not an LZ4 frame: its magic is another one")
+        raise CompressionError("not an LZ4 frame: wrong magic number")
     flags, descriptor = reader.number(1), reader.number(1)
     largest = _LZ4_LARGEST_BLOCK.get(descriptor >> 4 & 7)
     if flags >> 6 != 1 or largest is None:
-        raise CompressionError(f"an LZ4 frame of an unknown kind: its head is {flags:#x}, {descriptor:#x}")
+        raise CompressionError(f"an LZ4 frame of an unknown kind: its header is {flags:#x}, {descriptor:#x}")
     if flags & 0x01:
         raise CompressionError("an LZ4 frame that needs a dictionary")
-    reader.skip((8 if flags & 0x08 else 0) + 1)  # the length of the content, and the check byte of the head
+    reader.skip((8 if flags & 0x08 else 0) + 1)  # the length of the content, and the check byte of the header
     block_checksum = 4 if flags & 0x10 else 0
     most_bytes = 0
     while (length := reader.number(4)) != 0:
@@ -250,36 +250,36 @@ def _zstd_extent(data: bytes) -> _Extent:
         else:
             break
     if not end:
-        raise CompressionError("not a zstd frame: its magic is another one")
+        raise CompressionError("not a zstd frame: wrong magic number")
     return _Extent(end, most_bytes)
 
 
 def _zstd_frame(reader: _Reader) -> int:
-    """Skips a frame behind its magic; returns the most bytes that it can hold."""
+    """Skips a frame after its magic number; returns an upper bound of its content."""
     descriptor = reader.number(1)
     single_segment = descriptor & 0x20
     reader.skip((0 if single_segment else 1) + (0, 1, 2, 4)[descriptor & 3])  # the window, and the dictionary's id
     width = (1 if single_segment else 0, 2, 4, 8)[descriptor >> 6]
-    promised = reader.number(width) + (256 if width == 2 else 0) if width else None  # noqa: PLR2004  # RFC 8878, 3.1.1.1.4
+    declared = reader.number(width) + (256 if width == 2 else 0) if width else None  # noqa: PLR2004  # RFC 8878, 3.1.1.1.4
     most_bytes = 0
     last = 0
     while not last:
         head = reader.number(3)
         reader.count.block()
         last, kind, length = head & 1, head >> 1 & 3, head >> 3
-        # RFC 8878, 3.1.1.2: 0 is a plain block, 1 a byte that stands there so many times, 2 a compressed one.
+        # RFC 8878, 3.1.1.2: 0 is a raw block, 1 a run of one byte, 2 a compressed block.
         most_bytes += length if kind == 0 else min(length, _ZSTD_LARGEST_BLOCK) if kind == 1 else _ZSTD_LARGEST_BLOCK
         reader.skip(1 if kind == 1 else length)
     reader.skip(4 if descriptor & 4 else 0)  # the checksum
-    if promised is None:
+    if declared is None:
         return most_bytes
-    if promised > most_bytes:
-        raise CompressionError(f"a zstd frame that promises {promised} bytes and has room for {most_bytes}")
-    return promised
+    if declared > most_bytes:
+        raise CompressionError(f"a zstd frame that declares {declared} bytes and has room for {most_bytes}")
+    return declared
 
 
 class _Count:
-    """Counts blocks, up to what so many bytes may have."""
+    """Counts blocks, up to the maximum for this number of bytes."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -308,14 +308,14 @@ class _Reader:
 
     def skip(self, length: int) -> None:
         if length > len(self._data) - self.position:
-            raise CompressionError(f"a frame of {self._what} that is cut off at byte {len(self._data)}")
+            raise CompressionError(f"a frame of {self._what} that is truncated at byte {len(self._data)}")
         self.position += length
 
 
 def _framed(
     extent: Callable[[bytes], _Extent], decompress_into: Callable[[memoryview, memoryview], int]
 ) -> Callable[[bytes, int], bytes]:
-    """A decoder that gets exactly the frames, and a buffer with room for their content."""
+    """A decoder that is called with exactly the frames, and a buffer with room for their content."""
 
     def decompress(data: bytes, limit: int) -> bytes:
         found = extent(data)
@@ -324,7 +324,7 @@ def _framed(
             with buffer.getbuffer() as view:
                 written = decompress_into(memoryview(data)[: found.end], view)
         except cramjam.DecompressionError as exc:
-            # The decoder's text for a full buffer. If it changes, a bomb is reported as damaged.
+            # The decoder's text for a full buffer. If that changes, a bomb is reported as damaged.
             if found.most_bytes > limit and "whole buffer" in str(exc):
                 raise OversizeError(limit) from exc
             raise CompressionError(f"a damaged frame: {exc}") from exc

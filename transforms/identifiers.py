@@ -1,9 +1,9 @@
-"""The limits for the names in Kafka's requests: the table of seed 003, as data.
+"""The limits for names in Kafka's requests: the table of KIP-1233, which is under discussion, as data.
 
-Kafka 5.0 refuses longer names, and Kafka 4.x does if `resource.identifier.limit.enable` is true. Today only topic names
+Kafka 5.0 is to refuse longer names, and Kafka 4.x if `resource.identifier.limit.enable` is true. Today only topic names
 and the metadata of offset commits have a limit; for all others it is the longest string of the protocol, 32,767 bytes.
 
-Names are counted in Java's characters: one beyond U+FFFF counts as two.
+Lengths are counted in Java's characters: a character beyond U+FFFF counts as two.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Kind = Literal[
 Unit = Literal["characters", "bytes"]
 
 LIMIT_KEY = "resource.identifier.limit.enable"
-"""The brokers' property, and the worker's key of the same name."""
+"""The name of the brokers' property, and of the worker's."""
 
 FIRST_VERSION = 5
 """The major version of Kafka in which `LIMIT_KEY` is true by default."""
@@ -72,11 +72,11 @@ class Identifier:
     """One row of the table.
 
     Attributes:
-        name: for people.
-        limit: the longest length, in `unit`.
+        name: for messages.
+        limit: the maximum length, in `unit`.
         unit: of the length.
-        error: the broker's error for a longer one.
-        enforced: True if brokers refuse it today; False if they do only when `LIMIT_KEY` is true.
+        error: the broker's error for a longer name.
+        enforced: True if brokers refuse longer names today; False if they do so only when `LIMIT_KEY` is true.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Identifier:
         return len(text.encode("utf-16-le", "surrogatepass")) // 2
 
     def answer(self, *, new_client: bool) -> ErrorCode:
-        """The error for a client; one that is too old to know the new error gets another."""
+        """The error that a client gets; one that is too old to know the new error gets another."""
         return INVALID_REQUEST if self.error is TOO_LARGE and not new_client else self.error
 
 
@@ -117,7 +117,7 @@ IDENTIFIERS: Mapping[Kind, Identifier] = MappingProxyType(
         "acl-host": _named("ACL host"),
     }
 )
-"""The table, in the order of the document."""
+"""The table, in the order of KIP-1233."""
 
 CLIENT_KEYS: Mapping[str, Kind] = MappingProxyType(
     {
@@ -128,7 +128,7 @@ CLIENT_KEYS: Mapping[str, Kind] = MappingProxyType(
         "transactional.id": "transactional-id",
     }
 )
-"""The kinds of the names in a client's configuration, by key."""
+"""The kinds of the names in a client's configuration, by property."""
 
 
 def check(kind: Kind, text: str, *, enabled: bool = True) -> None:
@@ -137,13 +137,13 @@ def check(kind: Kind, text: str, *, enabled: bool = True) -> None:
     Args:
         kind: the kind of the name.
         text: the name.
-        enabled: `LIMIT_KEY`. If False, only names that brokers refuse in any case, or no request can carry.
+        enabled: `LIMIT_KEY`. If False, only names are refused that brokers always refuse, or no request can carry.
 
     Raises:
         ResourceIdentifierTooLargeError: it is over the limit.
     """
     identifier = IDENTIFIERS[kind]
-    if 4 * len(text) <= identifier.limit:  # no character takes more than 4 of either unit
+    if 4 * len(text) <= identifier.limit:  # no character has more than 4 of either unit
         return
     if enabled or identifier.enforced:
         length = identifier.length(text)
@@ -158,14 +158,14 @@ _DIGEST_CHARACTERS = 40  # 160 bits, so two names never have the same one
 
 
 def transactional_id(owner: str, topic: str, partition: int) -> str:
-    """The `transactional.id` of a pipeline's transactions for one source partition; always the same, and unique.
+    """The `transactional.id` of a pipeline's transactions for one source partition: stable and unique.
 
     It is `pipeline:topic:partition`. With dashes, `a-b-c-0` could belong to two pipelines, which would fence each
-    other. If that is over the limit, it is the beginning of the pipeline's name and a digest.
+    other. If this is over the limit, it is the beginning of the pipeline's name and a digest.
 
     Args:
-        owner: the name of the pipeline; or the group of a replay of dead letters.
-        topic: from which records are read.
+        owner: the name of the pipeline, or the group of a replay of dead-letter records.
+        topic: the source topic.
         partition: of the topic.
     """
     whole = f"{owner}:{topic}:{partition}"

@@ -1,6 +1,6 @@
-"""Inflate: puts the value back into the record, verified. The reverse of offload; the caller reads from the store.
+"""Inflate: restores the value of a reference record, verified. The inverse of offload; the caller reads from the store.
 
-Source: seed 000, "Deserializer"; design, "Reference".
+Source: KIP-1159, "Deserializer".
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ DEFAULT_MAX_BYTES = 268_435_456  # 256 MiB, the worker's default for all bytes i
 
 
 def has_large_key(record: RecordLike) -> bool:
-    """Whether the key is a reference: that of our own writers, whatever the format of values."""
+    """Whether the key is a reference of our own writers, whatever the format of values."""
     return bool(record.headers) and record.key is not None and is_reference(record.headers, KEY)
 
 
 @dataclass(frozen=True, slots=True)
 class Inflation:
-    """A reference that was read, before its payload is.
+    """A reference that was read, and whose payload was not.
 
     Attributes:
         reference: of the record.
@@ -43,14 +43,14 @@ class Inflation:
 
 @dataclass(frozen=True, slots=True)
 class Referring:
-    """A record that refers to payloads, whose references were read and verified.
+    """A record with references that were read and verified.
 
     Attributes:
-        record: without the headers of the reference in its key.
-        key: the reference in place of the key; None if the key is none.
-        value: what is begun for the value; None if it is not a reference.
-        key_bytes: stored bytes of the payload of the key, as the store has measured them; None if nobody asked.
-        value_bytes: the same of the value.
+        record: the record, without the headers of the reference in its key.
+        key: the reference in place of the key; None if the key is not a reference.
+        value: the reference in place of the value; None if the value is not a reference.
+        key_bytes: the stored size of the key's payload, as reported by the store; None if it was not requested.
+        value_bytes: the stored size of the value's payload, likewise.
     """
 
     record: RecordLike
@@ -61,17 +61,17 @@ class Referring:
 
     @property
     def references(self) -> Sequence[Reference]:
-        """Those of key and value."""
+        """The references of key and value."""
         return [each for each in (self.key, None if self.value is None else self.value.reference) if each is not None]
 
     @property
     def lacks_size(self) -> bool:
-        """Whether a reference says no size."""
+        """Whether a reference has no size."""
         return any(each.size is None for each in self.references)
 
     @property
     def is_measured(self) -> bool:
-        """Whether the store was asked for a size, and knew it."""
+        """Whether the store has reported a size."""
         return self.key_bytes is not None or self.value_bytes is not None
 
 
@@ -80,9 +80,9 @@ class Inflate:
     """Finds references and restores their values.
 
     Attributes:
-        max_bytes: the largest payload, stored or decompressed.
+        max_bytes: the maximum size of a payload, stored or decompressed.
         format: of the records.
-        copied: whether the next stage copies the value.
+        copied: whether the next transform copies the value.
         signing: verifies references; None if all are accepted.
     """
 
@@ -112,11 +112,11 @@ class Inflate:
         return Referring(record, key, self.begin(record) if self.format.refers(record) else None)
 
     def measured(self, referring: Referring, measure: Callable[[str], int | None]) -> Referring:
-        """The record, with the length of each payload of which its reference says no size.
+        """The record, with the length of each payload whose reference has no size.
 
         Args:
             referring: to be measured.
-            measure: the stored bytes of the payload at a path; None if nobody knows.
+            measure: returns the stored size of the payload at a path; None if it is not known.
 
         Raises:
             PayloadTooLargeError: a payload is over `max_bytes`.
@@ -132,11 +132,11 @@ class Inflate:
         return replace(referring, key_bytes=size_of(referring.key), value_bytes=size_of(value))
 
     def reserve_bytes(self, referring: Referring) -> int:
-        """The memory that restoring may take: the size in the reference, else as measured, else the limit.
+        """The memory that restoring may need: the size in the reference, or as measured, or the limit.
 
-        For the value, it is twice that if the value is copied, or the payload encrypted, because both are held. So is a
-        compressed payload beside its value, which may be as long as the limit allows if the reference does not say. A
-        mark that goes makes a copy, too.
+        For the value, this counts twice if the value is copied, or the payload encrypted, because both are held in
+        memory. A compressed payload is held in addition to its value, whose size is the limit if the reference has no
+        size. Removing the mark of a plain value makes a copy as well.
         """
         key, value = referring.key, referring.value
         key_bytes = 0 if key is None else self.stored_limit_bytes(key, referring.key_bytes)
@@ -153,7 +153,7 @@ class Inflate:
 
         Args:
             referring: to be restored.
-            download: the stored bytes of a reference, decrypted; it is given how many were measured.
+            download: returns the stored bytes of a reference, decrypted; called with the measured size, too.
 
         Raises:
             PayloadCorruptError: see `finish`.
@@ -194,7 +194,7 @@ class Inflate:
 
         Args:
             reference: as it was read.
-            measured_bytes: what the store says of its payload; None if nobody asked.
+            measured_bytes: the size that the store reports; None if it was not requested.
 
         Raises:
             PayloadTooLargeError: the size in the reference is over `max_bytes`.
@@ -203,11 +203,11 @@ class Inflate:
             return self.max_bytes if measured_bytes is None else min(measured_bytes, self.max_bytes)
         if reference.size > self.max_bytes:
             raise PayloadTooLargeError(reference.path, reference.size, self.max_bytes)
-        # A writer compresses only if that makes it shorter, so no payload is longer than its value, but for a tag.
+        # Writers compress only if this makes the value shorter, so a payload is never longer than its value and a tag.
         return stored_bytes(reference, reference.size)
 
     def finish(self, record: RecordLike, inflation: Inflation, stored: bytes) -> Record:
-        """The record as it was before offload; `stored` is as `restore` takes it.
+        """The record as it was before offload; `stored` as for `restore`.
 
         Raises:
             PayloadCorruptError: size or checksum differ from the reference, or the bytes do not decompress.
@@ -217,9 +217,9 @@ class Inflate:
         return Record(record.key, value, inflation.headers, record.timestamp)
 
     def restore(self, reference: Reference, stored: bytes) -> bytes:
-        """The original value, from the stored payload; raises the same errors as `finish`.
+        """The original value, from the stored payload; raises the errors of `finish`.
 
-        Encrypted bytes must have been decrypted, and so compared with the checksum, which is theirs.
+        Encrypted bytes must have been decrypted, which has verified their checksum.
         """
         if len(stored) > self.max_bytes:
             raise PayloadTooLargeError(reference.path, len(stored), self.max_bytes)

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 from transforms.errors import ConfigurationError, EncryptionError
 
 CIPHER = "aes-256-gcm"
-"""The one cipher of payloads: AES with 256 bits in Galois/Counter mode (NIST SP 800-38D)."""
+"""The cipher of payloads: AES with 256 bits in Galois/Counter mode (NIST SP 800-38D)."""
 
 TAG_BYTES = 16
-"""How much longer the stored bytes are than what was encrypted."""
+"""How much longer the stored bytes are than the bytes before encryption."""
 
 TYPE_NAME = "large.message.encryption.type"
 KEY_NAME = "large.message.encryption.key.secret"
@@ -36,7 +36,7 @@ class MasterKey:
     Attributes:
         id: its name in the headers.
         key: 32 bytes.
-        token: what a reader needs to get `key`, beside the id; empty if it is configured.
+        token: what a reader needs to obtain `key`, in addition to the id; empty if the key is configured.
     """
 
     id: str
@@ -45,7 +45,7 @@ class MasterKey:
 
 
 class Keyring(Protocol):
-    """The master keys of a writer or a reader. Calls may block, and come from several threads at once."""
+    """The master keys of a writer or a reader. Calls may block; several threads may call it concurrently."""
 
     @property
     def writes(self) -> bool:
@@ -55,7 +55,7 @@ class Keyring(Protocol):
         """The key for a new payload, if `writes`.
 
         Raises:
-            PayloadStoreError: the service of the key failed; `retriable` says whether to try again.
+            PayloadStoreError: the key service failed; `retriable` is true if a retry may succeed.
         """
 
     def find(self, path: str, key_id: str, token: bytes) -> MasterKey:
@@ -67,7 +67,7 @@ class Keyring(Protocol):
             token: in the reference.
 
         Raises:
-            EncryptionError: there is no such key, or the token is not right.
+            EncryptionError: there is no such key, or the token is wrong.
             PayloadStoreError: as with `current`.
         """
 
@@ -78,8 +78,8 @@ class KmsSettings:
 
     Attributes:
         key_ids: ARNs; payloads with any other key are refused.
-        endpoint: in place of AWS's own.
-        reuse: for how many payloads one key that KMS has made may wrap data keys.
+        endpoint: in place of AWS's.
+        reuse: the number of payloads whose data keys may be wrapped with one key that KMS has generated.
     """
 
     key_ids: tuple[str, ...]
@@ -105,27 +105,27 @@ class EncryptionSettings:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> EncryptionSettings | None:
-        """From the configuration keys `large.message.encryption.…`; None if there is no key of encryption.
+        """From the properties `large.message.encryption.…`; None if no encryption key is configured.
 
         Raises:
-            ConfigurationError: they contradict each other, a key is not one, or a package is missing.
+            ConfigurationError: they contradict each other, a key is invalid, or a package is missing.
         """
         writes = config.get(TYPE_NAME) == CIPHER
         key, key_id, arn = (config.get(name) for name in (KEY_NAME, KEY_ID_NAME, KMS_KEY_NAME))
         keys: dict[str, bytes] = {}
         if key is not None and arn is not None:
             raise ConfigurationError(
-                KMS_KEY_NAME, f"stands beside {KEY_NAME}; new payloads have one key, so leave one out"
+                KMS_KEY_NAME, f"cannot be combined with {KEY_NAME}: new payloads have one key; remove one of the two"
             )
         if (key is None) != (key_id is None):
             given, other = (KEY_ID_NAME, KEY_NAME) if key is None else (KEY_NAME, KEY_ID_NAME)
-            raise ConfigurationError(given, f"needs {other} beside it")
+            raise ConfigurationError(given, f"also requires {other}")
         if key is not None and key_id is not None:
             keys[_checked_id(KEY_ID_NAME, key_id)] = _key(KEY_NAME, key)
         for at, each in enumerate(config.get(PREVIOUS_NAME) or (), start=1):
             name, colon, text = str(each).partition(":")
             if not colon:
-                raise ConfigurationError(PREVIOUS_NAME, f"item {at} is not ID:KEY, the id of a key and the key")
+                raise ConfigurationError(PREVIOUS_NAME, f"item {at} is not ID:KEY, the id of a key and the key itself")
             _checked_id(PREVIOUS_NAME, name)
             found = _key(PREVIOUS_NAME, text)
             if keys.setdefault(name, found) != found:
@@ -147,10 +147,10 @@ class EncryptionSettings:
 
     @classmethod
     def together(cls, several: Sequence[EncryptionSettings]) -> dict[str, object]:
-        """A configuration with the keys of all: it encrypts as the first one does, and decrypts what any of them can.
+        """A configuration with all keys: it encrypts like the first one, and decrypts what any of them can decrypt.
 
         Raises:
-            ConfigurationError: two have different keys of one id.
+            ConfigurationError: two different keys have one id.
         """
         if not several:
             return {}
@@ -183,7 +183,7 @@ class LocalKeyring:
     """The keys of the configuration.
 
     Attributes:
-        settings: without keys of AWS KMS, or with them behind `stores.kms`.
+        settings: without keys of AWS KMS, unless `stores.kms` uses this for the other keys.
     """
 
     settings: EncryptionSettings
@@ -214,7 +214,7 @@ class LocalKeyring:
 def _checked_id(name: str, key_id: object) -> str:
     if not isinstance(key_id, str) or not _KEY_ID_FORM.fullmatch(key_id):
         raise ConfigurationError(
-            name, "has an id of a key that is not 1 to 64 characters of [a-zA-Z0-9._-]; records show this id"
+            name, "has a key id that is not 1 to 64 characters of [a-zA-Z0-9._-]; records show this id"
         )
     return key_id
 
@@ -224,7 +224,7 @@ def _checked_arn(name: str, arn: object) -> str:
         raise ConfigurationError(
             name,
             f"found {arn!r}, allowed is the ARN of a key: arn:aws:kms:REGION:ACCOUNT:key/ID. An alias may be moved to "
-            "another key, and the old payloads would be lost",
+            "another key, and the old payloads could not be decrypted",
         )
     return arn
 

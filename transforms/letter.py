@@ -1,16 +1,17 @@
-"""Dead letters: a record that can never succeed, whole, with its error in headers. The format, written and read.
+"""Dead-letter records: a failed record, complete, with its error in headers. How they are written and read.
 
-    whole    the record as it was read; behind its headers those of Kafka Connect, `__connect.errors.*`
-    value    the same, but its value is in the store, or in chunks
-    record   the value is the whole letter in the format of `transforms.record_format`; it is in the letter, in the
-             store or in chunks; the headers are the count of replays and Connect's again, as far as there is room
-    batch    the value is a batch of Kafka's (`transforms/record_batch.py`) with records that would have filled the
-             memory; nobody reads or replays them
+    whole    the record as it was read; its headers are followed by those of Kafka Connect, `__connect.errors.*`
+    value    like `whole`, but its value is in the store, or in chunks
+    record   the value is the whole dead-letter record in the format of `transforms.record_format`; it is in this
+             record, in the store or in chunks; the headers are the count of replays, and again those of Connect, as
+             far as there is room
+    batch    the value is a Kafka batch (`transforms/record_batch.py`) with records that would have filled the memory;
+             they are neither read nor replayed
 
-A letter that is not whole says so in the header `wideload.dead-letter`, behind those of Connect. Behind it are the
-headers of the reference or of the chunk. If letters have no headers of Connect, the header says that too
-(`bare-value`). A whole letter has the header if it could be taken for another form. So the last headers of a letter are
-always ours, and the headers of the record come back as they were, whatever they are.
+The header `wideload.dead-letter`, after those of Connect, has the form if that is not `whole`. After it are the headers
+of the reference or of the chunk. If dead-letter records have no headers of Connect, the header states this, too
+(`bare-value`). The form `whole` has the header as well if it could be mistaken for another form. Therefore the last
+headers of a dead-letter record are always ours, and the headers of the record are restored exactly, whatever they are.
 
 Source of Connect's headers: KIP-298 "Error Handling in Connect", `errors.deadletterqueue.context.headers`.
 """
@@ -36,16 +37,16 @@ from transforms.wrapper import MessageWrapper
 
 PREFIX = "__connect.errors."
 MARK = "wideload.dead-letter"
-"""The header that says in which form a letter is."""
+"""The header with the form of a dead-letter record."""
 RECORD_FORMS = (b"record", b"bare-record")
-"""The values of this header in a letter whose value is a whole record."""
+"""The values of this header for a dead-letter record whose value is a whole record."""
 VALUE_FORMS = (b"value", b"bare-value")
-"""Those in a letter whose value is that of the record."""
+"""The values for a dead-letter record whose value is that of the failed record."""
 REPLAYS = "wideload.replays"
-"""The first header of a record that was replayed: how often it was."""
+"""The first header of a replayed record: how often it was replayed."""
 
 BATCH_FORMS = (b"batch", b"bare-batch")
-"""Those in a letter whose value is a batch."""
+"""The values for a dead-letter record whose value is a batch."""
 
 Form = Literal["whole", "value", "record", "batch"]
 
@@ -53,9 +54,9 @@ _FORMS: Sequence[Form] = ("whole", "value", "record")  # that are opened
 _BARE = "bare-"
 _CHUNK_PREFIX = "large-message.chunk."
 _REFERENCE = frozenset({VALUE.flag, *VALUE.details})
-_WRAPPER_BYTES = 1_048_576  # a path in a wrapper, with all headers that anybody has
+_WRAPPER_BYTES = 1_048_576  # enough for a path in a wrapper with any realistic headers
 _MAX_MESSAGE_BYTES = 2_048
-_BEFORE_OURS = __name__.removesuffix("transforms.letter")  # an installed package has more; letters do not differ
+_BEFORE_OURS = __name__.removesuffix("transforms.letter")  # the prefix in an installed package, which is not written
 _MAX_TRACE_BYTES = 8_192
 _MAX_REPLAYS_DIGITS = 6
 _INT32 = re.compile(r"[0-9]{1,10}", re.ASCII)
@@ -63,14 +64,14 @@ _INT64 = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 
 class Cause:
-    """Why records can never succeed. The headers that all their letters share are built once.
+    """Why records can never succeed. The headers that all their dead-letter records share are built once.
 
     Args:
         error: what was raised.
         pipeline: the pipeline's name.
-        stage: the transforms of the pipeline, as Connect names the stage.
-        context: whether letters carry the headers `__connect.errors.*`.
-        mask: hides the secrets in a text. The stack of an error has the texts of all its causes.
+        stage: the transforms of the pipeline, for Connect's header `class.name`.
+        context: whether dead-letter records have the headers `__connect.errors.*`.
+        mask: hides the secrets in a text. The stack trace of an error has the texts of all its causes.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Cause:
         )
 
     def headers(self, source: SourceRecord) -> tuple[Header, ...]:
-        """Connect's headers of a letter; none if they are turned off."""
+        """Connect's headers of a dead-letter record; none if they are disabled."""
         if not self._context:
             return ()
         return (
@@ -109,7 +110,7 @@ class Cause:
 
 
 def dead_letter(source: SourceRecord, context: Sequence[Header]) -> Record:
-    """The record for the dead-letter topic: key, value, headers and timestamp as they were read.
+    """The record for the dead letter queue: key, value, headers and timestamp as they were read.
 
     Args:
         source: the record as it was read.
@@ -119,17 +120,17 @@ def dead_letter(source: SourceRecord, context: Sequence[Header]) -> Record:
 
 
 def is_ambiguous(record: RecordLike) -> bool:
-    """Whether a whole letter of the record, without Connect's headers, would look like a letter in another form."""
+    """Whether the form `whole` of the record, without Connect's headers, would look like another form."""
     return any(name in (MARK, VALUE.flag) or name.startswith((_CHUNK_PREFIX, PREFIX)) for name, _ in record.headers)
 
 
 def may_refer(record: RecordLike, name: FormatName) -> bool:
     """Whether the value may lead to a payload, or hold a value that does, without the headers of this project.
 
-    Such a value must not be the payload of a letter: a sweep reads the headers of a letter, and no payloads.
+    Such a value must not be the payload of a dead-letter record: a sweep reads the record's headers, but no payloads.
 
     Args:
-        record: the record of a letter.
+        record: the failed record.
         name: the format of references in its topic.
     """
     value = record.value
@@ -141,23 +142,23 @@ def may_refer(record: RecordLike, name: FormatName) -> bool:
 
 
 def has_backed_value(headers: Sequence[Header]) -> bool:
-    """Whether these are headers of a letter whose value is elsewhere, and is a reference by bakdata's header."""
+    """Whether by these headers the value of a dead-letter record is elsewhere, and is a reference of bakdata's."""
     names = {name: value for name, value in headers if name in (MARK, FLAG)}
     return names.get(MARK) in VALUE_FORMS and names.get(FLAG) == b"\x01"
 
 
 def mark_of(form: Form, context: Sequence[Header] = ()) -> Header:
-    """The header that says in which form a letter is, and whether it has Connect's headers."""
+    """The header with the form of a dead-letter record, and whether that has Connect's headers."""
     return MARK, (form if context else _BARE + form).encode()
 
 
 def is_bare(mark: Header) -> bool:
-    """Whether the letter has no headers of Connect: headers of these names are the record's own."""
+    """Whether the dead-letter record has no headers of Connect: headers with these names are the record's own."""
     return (mark[1] or b"").startswith(_BARE.encode())
 
 
 def _shortened(text: str, limit: int) -> bytes:
-    """UTF-8 of no more than `limit` bytes, for any text. The end of a long text stays: there a trace says why."""
+    """UTF-8 of at most `limit` bytes, for any text. The end of a long text is kept, as a trace has the reason there."""
     encoded = text.encode(errors="backslashreplace")
     if len(encoded) <= limit:
         return encoded
@@ -170,11 +171,11 @@ def _shortened(text: str, limit: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A letter, opened.
+    """A dead-letter record, decoded.
 
     Attributes:
-        record: as it was read when it failed.
-        context: Connect's headers, by their names behind `__connect.errors.`; empty if there are none.
+        record: the failed record, as it was read.
+        context: Connect's headers, by their names without `__connect.errors.`; empty if there are none.
         replays: how often the record had been replayed before it failed.
     """
 
@@ -183,14 +184,14 @@ class Letter:
     replays: int = 0
 
     def replayed(self) -> Record:
-        """The record as a replay writes it: the count of replays is before its own headers."""
+        """The record as a replay writes it: the count of replays precedes its own headers."""
         own = self.record.headers[1:] if self.replays else self.record.headers
         count = (REPLAYS, b"%d" % (self.replays + 1))
         return Record(self.record.key, self.record.value, (count, *own), self.record.timestamp)
 
     @property
     def origin(self) -> tuple[str, int, int] | None:
-        """Topic, partition and offset of the record; None if the letter does not have them."""
+        """Topic, partition and offset of the record; None if the dead-letter record does not have them."""
         topic, partition, offset = (self.context.get(name) for name in ("topic", "partition", "offset"))
         if topic is None or partition is None or offset is None:
             return None
@@ -201,13 +202,13 @@ class Letter:
 
 
 def is_letter_chunk(record: RecordLike) -> bool:
-    """Whether the record is a chunk of a letter, not a letter of a chunk: its last header is a chunk's."""
+    """Whether this is a chunk of a dead-letter record, not the dead-letter record of a chunk, by its last header."""
     headers = record.headers
     return bool(headers) and headers[-1][0].startswith(_CHUNK_PREFIX) and is_chunk(headers)
 
 
 def is_letter_reference(record: RecordLike) -> bool:
-    """Whether the letter is in the store, not a letter of a reference."""
+    """Whether the dead-letter record is in the store, and not the dead-letter record of a reference."""
     names = [name for name, _ in record.headers]
     while names and names[-1] in _REFERENCE:
         if names.pop() == VALUE.flag:
@@ -216,7 +217,7 @@ def is_letter_reference(record: RecordLike) -> bool:
 
 
 def batch_letter(record: RecordLike) -> Letter | None:
-    """What the headers say of a letter that has a batch, in the letter, in the store or in chunks; None for others."""
+    """What the headers contain, if the value is a batch, in the record, in the store or in chunks; otherwise None."""
     headers = tuple(record.headers)
     at = next((n for n, (name, value) in enumerate(headers) if name == MARK and value in BATCH_FORMS), None)
     if at is None:
@@ -226,12 +227,12 @@ def batch_letter(record: RecordLike) -> Letter | None:
 
 
 def has_record(headers: Sequence[Header]) -> bool:
-    """Whether these are headers of a letter whose value is a whole record, in the letter, in the store or in chunks."""
+    """Whether by these headers the value is a whole record, in the dead-letter record, in the store or in chunks."""
     return any(name == MARK and value in RECORD_FORMS for name, value in headers)
 
 
 def open_letter(record: RecordLike) -> Letter:
-    """The letter in a record of a dead-letter topic. Its value was downloaded, or assembled from chunks, before.
+    """Decodes a record of a dead letter queue. Its value was downloaded, or assembled from chunks, before.
 
     Raises:
         MalformedError: the value should be a whole record, and is not; or it is a batch.
@@ -249,14 +250,14 @@ def open_letter(record: RecordLike) -> Letter:
     letter = Record(record.key, record.value, headers, record.timestamp)
     if form == "record":
         if record.value is None:
-            raise MalformedError("value", "null", "a letter")
+            raise MalformedError("value", "null", "a record")
         letter = record_format.parse(record.value)
     own, context = (tuple(letter.headers), {}) if bare else context_of(letter.headers)
     return Letter(Record(letter.key, letter.value, own, letter.timestamp), context, replays_of(own))
 
 
 def context_of(headers: Sequence[Header]) -> tuple[tuple[Header, ...], dict[str, str]]:
-    """Splits headers: the record's own, and Connect's. Connect's are those from the last `topic` on, up to the end."""
+    """Splits headers into the record's own and Connect's, which are those from the last `topic` to the end."""
     start = len(headers)
     for i in reversed(range(len(headers))):
         if not headers[i][0].startswith(PREFIX):
@@ -279,4 +280,4 @@ def replays_of(headers: Sequence[Header]) -> int:
 LEAST_BYTES = batch_of_one_bytes(
     Record(None, b"v", (mark_of("record"), *Chunk("0" * 36, 2**31 - 2, 2**31 - 1, 2**31 - 1, "0" * 64).headers()))
 )
-"""The least `max.message.bytes` of a dead-letter topic: the smallest chunk of a letter, with the longest numbers."""
+"""The least `max.message.bytes` of a dead letter queue: the smallest chunk of a record, with the longest numbers."""

@@ -1,17 +1,17 @@
-"""Kafka's message formats 0 and 1, which brokers before 0.11 wrote, and those of today still serve.
+"""Kafka's message formats 0 and 1, which brokers before 0.11 wrote, and which current brokers still serve.
 
     Message => Offset Size CRC Magic Attributes [Timestamp] Key Value
       Offset     => int64
-      Size       => int32  bytes behind this field
-      CRC        => uint32 CRC-32 of all bytes behind this field
+      Size       => int32  bytes after this field
+      CRC        => uint32 CRC-32 of all bytes after this field
       Magic      => int8   0 or 1
       Attributes => int8   bits 0 to 2: codec; 3: time of the broker (format 1)
       Timestamp  => int64  format 1 only
       Key, Value => int32 length, bytes; -1 for null
 
-All numbers are big-endian. Messages that are compressed together are the value of one message, whose offset is that of
-the last. In format 0 they have their own offsets, in format 1 their distances from the first one. Each byte may come
-from anybody: a length is checked before it is used.
+All numbers are big-endian. Messages that are compressed together are the value of one message, which has the offset of
+the last one. In format 0 they have their absolute offsets, in format 1 the distances from the first one. The bytes are
+untrusted: a length is checked before it is used.
 Source: Kafka protocol, "Message Sets"; KIP-31, KIP-32; Kafka's `AbstractLegacyRecordBatch`.
 """
 
@@ -45,11 +45,11 @@ class Message:
 
     Attributes:
         data: all its bytes.
-        last_offset: of the record, or of the last one.
+        last_offset: the offset of the only or of the last record.
         magic: the format, 0 or 1.
         codec: the number of the codec; 0 for none.
         latest_timestamp: in milliseconds since 1970; -1 without.
-        broker_time: True if the time of the broker, `latest_timestamp`, is the timestamp of each record.
+        broker_time: True if the broker's time, `latest_timestamp`, is the timestamp of each record.
     """
 
     data: memoryview
@@ -61,10 +61,10 @@ class Message:
 
     @classmethod
     def read(cls, data: memoryview) -> Self:
-        """The message that `data` is, from its first to its last byte.
+        """The message that consists of exactly `data`.
 
         Raises:
-            MalformedError: the bytes in front of key and value break the format.
+            MalformedError: the bytes before key and value break the format.
         """
         if len(data) < _HEAD.size:
             raise MalformedError("message", f"{len(data)} bytes", f"at least {_HEAD.size}")
@@ -90,7 +90,7 @@ class Message:
 
     @staticmethod
     def offset_of(data: memoryview) -> int:
-        """The offset that a message has, whatever is behind it."""
+        """The offset of a message, even if the rest is invalid."""
         offset: int = _OFFSET.unpack_from(data)[0]
         return offset
 
@@ -101,10 +101,10 @@ class Message:
 
     @property
     def most_plain_bytes(self) -> int:
-        """The most bytes that what is compressed can take before compression; it decompresses nothing.
+        """An upper bound of the size before compression, without decompressing anything.
 
         Raises:
-            MalformedError: key or value break the format, or what is compressed is damaged.
+            MalformedError: key or value break the format, or the compressed messages are damaged.
         """
         codec = _CODECS[self.codec]
         if codec is None:
@@ -115,10 +115,10 @@ class Message:
             raise MalformedError("value of a message", str(exc), f"one of {codec}") from exc
 
     def plain(self, limit: int) -> bytes:
-        """The messages as they are before compression.
+        """The messages as they were before compression.
 
         Raises:
-            OversizeError: they take more than `limit` bytes.
+            OversizeError: they have more than `limit` bytes.
             MalformedError: see `most_plain_bytes`.
         """
         codec = _CODECS[self.codec]
@@ -135,7 +135,7 @@ class Message:
         """Offsets and records, in order.
 
         Args:
-            plain: what `plain` gives.
+            plain: the result of `plain`.
 
         Raises:
             MalformedError: the messages break the format.
@@ -145,7 +145,7 @@ class Message:
             return
         left, last_at = _walked(plain)
         view, at = memoryview(plain), 0
-        # Some clients wrote distances in format 0, too, where the last offset is not that of the whole.
+        # Some clients wrote distances in format 0 as well: then the last offset differs from that of the outer message.
         base, before = self.last_offset - Message.offset_of(view[last_at:]), -1
         while left:
             left -= 1
@@ -153,17 +153,12 @@ class Message:
             inner = Message.read(view[at:end])
             if inner.magic != self.magic or inner.codec:
                 raise MalformedError("compressed messages", "one of another format, or compressed again", "neither")
-            offset, last = (
-                base + inner.last_offset,
-                self.last_offset - left,
-            )  # each message behind it has an offset, too
+            offset, last = base + inner.last_offset, self.last_offset - left  # later messages need offsets, too
             if not before < offset <= last:
                 raise MalformedError("offset of a message", str(offset), f"{before + 1} to {last}")
             before, at = offset, end
-            yield (
-                offset,
-                self._record(inner.data, self.latest_timestamp if self.broker_time else inner.latest_timestamp),
-            )
+            timestamp = self.latest_timestamp if self.broker_time else inner.latest_timestamp
+            yield offset, self._record(inner.data, timestamp)
 
     def _packed(self) -> bytes:
         value = self._record(self.data, 0).value
@@ -179,7 +174,7 @@ class Message:
 
 
 def _walked(plain: bytes) -> tuple[int, int]:
-    """How many messages there are, and where the last one begins; only sizes are read, as there may be millions."""
+    """The number of messages, and the index of the last one; only sizes are read, as there may be millions."""
     count, begin, at, end, size_of = 0, 0, 0, len(plain), _LENGTH.unpack_from
     while at < end:
         if end - at < _HEAD.size:

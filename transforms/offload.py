@@ -1,6 +1,6 @@
 """Offload: replaces a large value by a reference. Decisions and formats only; the caller writes to the store.
 
-Source: seed 000, "Serializer"; design, "Reference".
+Source: KIP-1159, "Serializer".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transforms.record_batch import RecordBatch
 from transforms.reference import Reference
 from transforms.signing import Signing
 
-DEFAULT_THRESHOLD_BYTES = 1_048_576  # seed 000: "1MB (Default of max.message.bytes)"
+DEFAULT_THRESHOLD_BYTES = 1_048_576  # KIP-1159: "1MB (Default of max.message.bytes)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class Payload:
     Attributes:
         data: the bytes to store: the value, or the compressed value.
         size: bytes of the value.
-        checksum: SHA-256 of the value, hex; empty if it was not asked for.
-        codec: of `data`; None if it is the value itself.
+        checksum: SHA-256 of the value, hex; empty if it was not requested.
+        codec: of `data`; None if this is the value itself.
     """
 
     data: bytes
@@ -46,19 +46,19 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """Finds large records and makes their references.
+    """Finds large records and creates their references.
 
     Attributes:
         threshold_bytes: a value longer than this is large.
-        sink_limit_bytes: `max.message.bytes` of the sink topic; a record that is over it, alone in a batch, is large
-            too. None if there is no such limit.
+        sink_limit_bytes: `max.message.bytes` of the output topic; a record that exceeds it, alone in a batch, is large
+            as well. None if there is no such limit.
         codec: the compression of payloads; None for none.
         format: of the records.
-        measure: the size of a record, alone in a batch, after the stages behind this one; None if they keep it.
+        measure: returns the size of a record, alone in a batch, after the later transforms; None if they keep it.
         signing: signs references; None if they are not signed.
-        max_bytes: the longest value that readers take; None if it is not known.
-        on_reference: what becomes of a record that has the headers of a reference or a chunk already. With `offload` a
-            reference counts as large, so that readers get it as it was, and follow it no further.
+        max_bytes: the longest value that readers accept; None if it is not known.
+        on_reference: how to handle a record that already has the headers of a reference or a chunk. With `offload` a
+            reference counts as large, so that readers get it as it was, and do not follow it.
     """
 
     threshold_bytes: int = DEFAULT_THRESHOLD_BYTES
@@ -71,15 +71,15 @@ class Offload:
     on_reference: OnReference = "pass"
 
     def changes(self, record: RecordLike) -> bool:
-        """Whether the record changes: its value is offloaded, or gets the mark of a plain value; or it is refused."""
+        """Whether the record changes: its value is offloaded, or marked as a plain value, or the record is refused."""
         return (self.format.marks and record.value is not None) or self.wants(record)
 
     def wants_any(self, batch: RecordBatch, *, whole: bool = False) -> bool:
-        """Whether `changes` may be true for a record of the batch; it looks at lengths, and for claims.
+        """Whether `changes` may be true for a record of the batch, by lengths and claims.
 
         Args:
-            batch: to look at.
-            whole: whether the batch is sent as it is, so that its length counts and not that of its records.
+            batch: the batch.
+            whole: whether the batch is forwarded, so that its length counts instead of that of its records.
         """
         if self.format.marks or self.measure is not None:
             return True
@@ -89,26 +89,26 @@ class Offload:
         return not batch.fits(limit) or (self.on_reference != "pass" and may_hold_claims(batch))
 
     def wants(self, record: RecordLike) -> bool:
-        """Whether to offload the record, or to refuse it. A tombstone and an empty value stay, unless they claim."""
+        """Whether to offload or refuse the record. A tombstone or an empty value passes, unless it has a claim."""
         if record.headers and self.claims(record):
             return True
         measure = self.sent_bytes if self.format.marks or self.measure is not None else None
         return plan(record, self.sink_limit_bytes, self.threshold_bytes, measure=measure) is OFFLOAD
 
     def sent_bytes(self, record: RecordLike) -> int:
-        """The size of a record that keeps its value, alone in a batch, as it is sent."""
+        """The size of a record that keeps its value, as it is sent, alone in a batch."""
         return (self.measure or batch_of_one_bytes)(self.keep(record))
 
     def claims(self, record: RecordLike) -> Claim | None:
-        """What the record claims to be, if it must not go on as it is: a reference or a chunk. None if it may."""
+        """What the record claims to be, a reference or a chunk, if it must not pass with this claim; otherwise None."""
         return None if self.on_reference == "pass" else claim(record, marked=self.format.marks)
 
     def check(self, record: RecordLike) -> None:
-        """Refuses a record that claims what it must not; `claims` finds some that `check` lets be offloaded.
+        """Refuses a record with a forbidden claim; some claims that `claims` reports may be offloaded.
 
         Raises:
-            ReferenceClaimedError: by `on_reference`; or the claim would stand next to the reference to its payload, or
-                both in a wrapper, which holds no header twice.
+            ReferenceClaimedError: by `on_reference`; or the headers of the claim would appear next to those of the
+                reference to the payload, or both in a wrapper, which cannot hold a header twice.
         """
         claimed = self.claims(record)
         if claimed and (self.on_reference == "fail" or claimed != "value" or self.measure is not None):
@@ -119,7 +119,7 @@ class Offload:
 
         Args:
             value: to be stored.
-            hashed: whether it has its checksum. The reference to an encrypted payload has another one.
+            hashed: whether to compute its checksum. The reference to an encrypted payload has another one.
 
         Raises:
             ValueTooLargeError: the value has more than `max_bytes`.
@@ -134,7 +134,7 @@ class Offload:
         return Payload(value, len(value), checksum, None)
 
     def refer(self, record: RecordLike, reference: Reference) -> Record:
-        """The record with the reference in place of its value; key, timestamp and own headers stay.
+        """The record with the reference in place of its value; key, timestamp and its own headers are kept.
 
         Raises:
             MalformedReferenceError: the store returned a path that no reader accepts.

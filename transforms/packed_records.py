@@ -1,9 +1,9 @@
-"""The records of a batch as they are after compression: frames of `transforms/frames.py`, or one raw block of snappy.
+"""The records of a batch in compressed form: frames of `transforms/frames.py`, or one raw snappy block.
 
-Kafka's own reader of snappy (snappy-java's `SnappyInputStream`) takes what does not begin with xerial's magic for one
-raw block, format_description.txt. librdkafka writes all its batches so, and with it most clients that are not in Java.
-Its reader of LZ4 (`KafkaLZ4BlockInputStream`) compares neither the content size nor the content checksum; and clients
-of message format 0 made the check byte of the head from the magic too (KAFKA-3160).
+Kafka's own reader of snappy (snappy-java's `SnappyInputStream`) treats data without xerial's magic as one raw block,
+format_description.txt. librdkafka writes all its batches in this way, and so do most clients that are not in Java.
+Kafka's reader of LZ4 (`KafkaLZ4BlockInputStream`) verifies neither the content size nor the content checksum; and
+clients of message format 0 included the magic in the check byte of the header (KAFKA-3160).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def unpacked(codec: Codec, data: bytes, limit: int) -> bytes:
 
     Raises:
         OversizeError: there are more bytes than `limit`.
-        CompressionError: the bytes are damaged, or cut off.
+        CompressionError: the bytes are damaged, or truncated.
     """
     if not _is_raw(codec, data):
         try:
@@ -40,10 +40,10 @@ def unpacked(codec: Codec, data: bytes, limit: int) -> bytes:
 
 
 def most_bytes(codec: Codec, data: bytes) -> int:
-    """The most bytes that the records can have before compression; see `frames.most_bytes`.
+    """An upper bound of the size of the records before compression; see `frames.most_bytes`.
 
     Raises:
-        CompressionError: the bytes are of an unknown kind, or cut off.
+        CompressionError: the bytes are of an unknown kind, or truncated.
     """
     if not _is_raw(codec, data):
         return frames.most_bytes(codec, data)
@@ -52,12 +52,12 @@ def most_bytes(codec: Codec, data: bytes) -> int:
     except cramjam.DecompressionError as exc:
         raise CompressionError(f"not a block of snappy: {exc}") from exc
     if not 0 < size <= frames.MOST_SNAPPY_RATIO * len(data):
-        raise CompressionError(f"a snappy block of {len(data)} bytes that promises {size}")
+        raise CompressionError(f"a snappy block of {len(data)} bytes whose header declares {size}")
     return size
 
 
 def _unchecked(data: bytes) -> bytes:
-    """An LZ4 frame without content size and content checksum, and with the right check byte of its head."""
+    """An LZ4 frame without content size and content checksum, and with the right check byte in its header."""
     flags, descriptor = data[4], data[5]
     head = bytes((flags & ~(_LZ4_CONTENT_SIZE | _LZ4_CONTENT_CHECKSUM), descriptor))
     begin = _LZ4_HEAD_BYTES + (8 if flags & _LZ4_CONTENT_SIZE else 0)
@@ -65,7 +65,7 @@ def _unchecked(data: bytes) -> bytes:
 
 
 def _xxh32_of_two(data: bytes) -> int:
-    """XXH32 of two bytes with the seed 0; xxHash's specification, "XXH32 Algorithm Description", steps 1, 5 and 6."""
+    """XXH32 of two bytes with `seed` 0; xxHash's specification, "XXH32 Algorithm Description", steps 1, 5 and 6."""
     prime_1, prime_2, prime_3, prime_5, mask = 2654435761, 2246822519, 3266489917, 374761393, 2**32 - 1
     found = prime_5 + len(data)
     for octet in data:

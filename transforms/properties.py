@@ -1,22 +1,22 @@
-"""The text of a properties file, such as a Kafka client's."""
+"""The text of a properties file, for example of a Kafka client."""
 
 from __future__ import annotations
 
 
 def entries(text: str) -> list[str]:
-    """The entries as they are written, `KEY=VALUE`; without empty lines and comments.
+    """The entries as they are written, `KEY=VALUE`, without empty lines and comments.
 
-    A line that ends with a backslash is joined with the next one. Other escapes of Java's are not known.
+    A line that ends with a backslash is joined with the next one. Java's other escapes are not supported.
     """
     found: list[str] = []
-    goes_on = False
+    continued = False
     for line in map(str.strip, text.splitlines()):
-        if not goes_on and (not line or line[0] in "#!"):
+        if not continued and (not line or line[0] in "#!"):
             continue
         part = line.removesuffix("\\")
-        if goes_on:
+        if continued:
             found[-1] += part
         else:
             found.append(part)
-        goes_on = part != line
+        continued = part != line
     return found

@@ -1,12 +1,12 @@
-"""How well the batches of a topic compress: the estimate of KIP-126 (seed 001, "Proposed Changes").
+"""How well the batches of a topic compress: the estimate of KIP-126 ("Proposed Changes").
 
-A producer must close a batch before it knows its compressed size. So it uses an estimate for each topic and compression
-type, as topics compress differently.
+A producer must close a batch before it knows its compressed size. Therefore it uses an estimate for each topic and
+compression type, as topics compress differently.
 
-The formulas and numbers are images in the seed, which its text lacks; they are those of Kafka's own
-`CompressionRatioEstimator`. The text names 0.005 once as COMPRESSION_RATIO_DETERIORATE_STEP, and once the proportion as
-DETERIORATE:IMPROVING = 10:1. Only the second agrees with its reason (20 batches for an improvement of 0.1, so that few
-batches are split) and with Kafka: 0.005 is the step of improving, 0.05 that of deteriorating.
+The formulas and numbers of KIP-126 are images; they are those of Kafka's own `CompressionRatioEstimator`. The text once
+names 0.005 as COMPRESSION_RATIO_DETERIORATE_STEP, and once the proportion DETERIORATE:IMPROVING = 10:1. Only the second
+agrees with its reason (20 batches for an improvement of 0.1, so that few batches are split) and with Kafka: 0.005 is
+the step of improving, 0.05 that of deteriorating.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ INITIAL_ESTIMATE = 1.0
 IMPROVING_STEP = 0.005
 DETERIORATE_STEP = 0.05
 ESTIMATION_FACTOR = 1.05
-"""A reserve: a batch may compress worse than estimated by this factor before it is over the limit."""
+"""A margin: a batch may compress worse than estimated by this factor before it exceeds the limit."""
 
 
 def next_estimate(estimate: float, observed: float) -> float:
@@ -32,18 +32,18 @@ def next_estimate(estimate: float, observed: float) -> float:
 
 
 def estimated_bytes(uncompressed: int, estimate: float) -> float:
-    """The estimated compressed size, with the reserve."""
+    """The estimated compressed size, with the margin."""
     return estimate * uncompressed * ESTIMATION_FACTOR
 
 
 def room_bytes(batch_bytes: int, estimate: float) -> int:
-    """The most uncompressed bytes whose `estimated_bytes` are within `batch_bytes`."""
+    """The maximum uncompressed size whose `estimated_bytes` do not exceed `batch_bytes`."""
     room = int(batch_bytes / (estimate * ESTIMATION_FACTOR))
     return room if estimated_bytes(room, estimate) <= batch_bytes else room - 1
 
 
 class Estimates:
-    """The estimates of one producer, or of several that write to the same topics. Belongs to one thread."""
+    """The estimates of one producer, or of several that write to common topics. Belongs to one thread."""
 
     __slots__ = ("_estimates",)
 
@@ -59,10 +59,10 @@ class Estimates:
         return self._estimates.get((topic, codec), INITIAL_ESTIMATE)
 
     def observe(self, topic: str, codec: str, ratio: float) -> float:
-        """Takes the ratio of a batch and returns the new estimate; see `next_estimate`."""
+        """Updates the estimate by the ratio of a batch, and returns it; see `next_estimate`."""
         estimate = self._estimates[topic, codec] = next_estimate(self.of(topic, codec), ratio)
         return estimate
 
     def reset(self, topic: str, codec: str) -> None:
-        """Begins again at `INITIAL_ESTIMATE`, after a batch had to be split."""
+        """Restarts at `INITIAL_ESTIMATE`, after a batch had to be split."""
         self._estimates.pop((topic, codec), None)

@@ -1,4 +1,4 @@
-"""Kafka records, as transforms see them."""
+"""Kafka records in the form that transforms use."""
 
 from __future__ import annotations
 

@@ -1,21 +1,21 @@
-"""Kafka's record batch, format version 2: records behind one header. It goes on whole if no stage wants one of them.
+"""Kafka's record batch, format version 2: a header and records. It is forwarded if no transform wants a record of it.
 
     RecordBatch => BaseOffset Length LeaderEpoch Magic CRC Attributes LastOffsetDelta FirstTimestamp LatestTimestamp
                    ProducerId ProducerEpoch BaseSequence Count Records
       BaseOffset      => int64  offset of the first record; a producer writes 0
-      Length          => int32  bytes behind this field
+      Length          => int32  bytes after this field
       LeaderEpoch     => int32  of the leader that appended the batch; a producer writes -1
       Magic           => int8   2
-      CRC             => uint32 CRC-32C of all bytes behind this field
+      CRC             => uint32 CRC-32C of all bytes after this field
       Attributes      => int16  bits 0 to 2: codec; 3: time of the broker; 4: transactional; 5: control batch
       LastOffsetDelta => int32  of the last record, which compaction may have removed
-      FirstTimestamp  => int64  from which the records count
+      FirstTimestamp  => int64  base of the records' timestamps
       LatestTimestamp => int64
       ProducerId, ProducerEpoch, BaseSequence => int64, int16, int32; -1 without idempotence
       Count           => int32  of the records
       Records         => see `transforms/record_format.py`; compressed together if there is a codec
 
-All numbers are big-endian. Each byte that is read here may come from anybody: a length is checked before it is used.
+All numbers are big-endian. The bytes are untrusted: a length is checked before it is used.
 Source: Kafka protocol, "Record Batch" (KIP-98); Kafka's `DefaultRecordBatch`.
 """
 
@@ -62,15 +62,15 @@ _DELETE_HORIZON = 0x40
 
 _MOST_TIMESTAMP = 2**62
 _LEAST_RECORD_BYTES = 7  # length, attributes, two deltas, null key, null value, no headers: a byte each
-# So much is decompressed to look for records that a stage wants. Batches that hold more are taken apart.
+# The most that is decompressed to look for records that a transform wants. Batches that hold more are decoded.
 _MOST_LOOKED_AT_BYTES = 64 * 1_048_576
-_DECOMPRESSED_AT_ONCE_BYTES = 65_536  # to find a bound for less takes as long
-_MOST_LOOKED_AT_RECORDS = 100_000  # which takes 30 ms
-_MOST_BYTES = 2**31 - 1 - BATCH_OVERHEAD_BYTES  # the length of a batch is a signed number of 32 bits
+_DECOMPRESSED_AT_ONCE_BYTES = 65_536  # for less, finding an upper bound takes as long as decompressing
+_MOST_LOOKED_AT_RECORDS = 100_000  # takes 30 ms
+_MOST_BYTES = 2**31 - 1 - BATCH_OVERHEAD_BYTES  # the length of a batch is a signed 32-bit number
 
 
 class Stamp(NamedTuple):
-    """What makes a batch idempotent; -1 each without."""
+    """The producer's state in a batch, which makes it idempotent; otherwise all are -1."""
 
     producer_id: int
     epoch: int
@@ -82,16 +82,16 @@ NO_STAMP = Stamp(-1, -1, -1)
 
 @dataclass(slots=True, eq=False)
 class RecordBatch:
-    """One batch, whose header has been checked; its records have not. Nothing of it changes.
+    """One batch, whose header was checked; its records were not. It is immutable.
 
     Attributes:
         data: all bytes of the batch.
         base_offset: the offset of the first record.
         attributes: codec and flags, as in the format.
-        last_offset: the offset of the last record, which may be gone.
-        first_timestamp: from which the timestamps of the records count.
-        latest_timestamp: the greatest of the records, by the word of the producer; with `broker_time` that of all.
-        producer_id: of the producer; -1 without.
+        last_offset: the offset of the last record, which may have been removed.
+        first_timestamp: the base of the records' timestamps.
+        latest_timestamp: the greatest timestamp, as declared by the producer; with `broker_time` that of all records.
+        producer_id: of the producer; -1 if it is not idempotent.
         count: the number of records.
     """
 
@@ -108,7 +108,7 @@ class RecordBatch:
 
     @classmethod
     def read(cls, data: memoryview) -> Self:
-        """The batch that `data` is, from its first to its last byte.
+        """The batch that consists of exactly `data`.
 
         Raises:
             MalformedError: the header breaks the format.
@@ -133,7 +133,7 @@ class RecordBatch:
             raise MalformedError("records of a batch", f"{count:,}", f"0 to {most:,}")
         return cls(data, base, attributes, base + delta, first, latest, producer_id, count)
 
-    # --- what the header says ----------------------------------------------------------------------------------------
+    # --- the header --------------------------------------------------------------------------------------------------
 
     @property
     def codec(self) -> int:
@@ -142,12 +142,12 @@ class RecordBatch:
 
     @property
     def leader_epoch(self) -> int:
-        """The epoch of the leader that has appended the batch; -1 if no broker has."""
+        """The epoch of the leader that has appended the batch; -1 if it is not from a broker."""
         return leader_epoch_of(self.data)
 
     @property
     def broker_time(self) -> bool:
-        """True if the time of the broker, `latest_timestamp`, is the timestamp of each record."""
+        """True if the broker's time, `latest_timestamp`, is the timestamp of each record."""
         return bool(self.attributes & _BROKER_TIME)
 
     @property
@@ -162,9 +162,9 @@ class RecordBatch:
 
     @property
     def appendable(self) -> bool:
-        """True if a broker takes the batch as a producer's: no gap in its offsets, and the times are its records' own.
+        """True if a broker accepts the batch from a producer: no gaps in its offsets, and each record has its own time.
 
-        A batch with a delete horizon is one that compaction has written.
+        A batch with a delete horizon was written by compaction.
         """
         special = self.attributes & (_BROKER_TIME | _CONTROL | _DELETE_HORIZON)
         return not special and self.count > 0 and self.last_offset - self.base_offset == self.count - 1
@@ -176,15 +176,15 @@ class RecordBatch:
 
     @property
     def timely(self) -> bool:
-        """True if the timestamps are so far from the ends of an int64 that their sums do not overflow."""
+        """True if the timestamps are far enough from the limits of an int64 that their sums do not overflow."""
         return -1 <= self.first_timestamp < _MOST_TIMESTAMP and self.latest_timestamp < _MOST_TIMESTAMP
 
-    # --- what the records may be -------------------------------------------------------------------------------------
+    # --- the records -------------------------------------------------------------------------------------------------
 
     def fits(self, limit: int) -> bool:
-        """True if no record takes more than `limit` bytes; False if one does, or that cannot be found out.
+        """True if no record has more than `limit` bytes; False if one has, or this cannot be determined.
 
-        So no key, no value and no header is longer either. Mostly the length of the batch is enough.
+        Consequently, no key, value or header is longer either. Usually the length of the batch is enough.
         """
         if self._most_record_bytes() <= limit:
             return True
@@ -197,12 +197,12 @@ class RecordBatch:
 
     @property
     def modest(self) -> bool:
-        """True if the records take no more than 64 MiB before compression; nobody decompresses more just to look."""
+        """True if the records have at most 64 MiB before compression; no more is decompressed for a check."""
         return self._most_record_bytes() <= _MOST_LOOKED_AT_BYTES or self._plain() is not None
 
     @property
     def most_plain_bytes(self) -> int:
-        """The most bytes that the records may take before compression; exact where they can be looked at."""
+        """An upper bound of the records' size before compression; exact if they can be decompressed for a check."""
         records = self._plain()
         return self._most_record_bytes() if records is None else len(records)
 
@@ -221,15 +221,15 @@ class RecordBatch:
 
     @property
     def looked_at_bytes(self) -> int:
-        """The bytes that were decompressed to look at the records, at most; 0 if none were, or they are forgotten."""
+        """An upper bound of the memory for records decompressed by checks; 0 if there are none, or after `forget`."""
         return _MOST_LOOKED_AT_BYTES if self._huge else len(self._records or b"")
 
     def forget(self) -> None:
-        """Lets go of the uncompressed records, which are kept from one question to the next."""
+        """Releases the uncompressed records, which are kept from one check to the next."""
         self._records = None
 
     def opens_within(self, limit: int) -> bool:
-        """False if its records take more than `limit` bytes before compression; to find out takes no more memory.
+        """False if the records have more than `limit` bytes before compression; the check needs no more memory.
 
         Raises:
             MalformedError: the compressed records are damaged.
@@ -248,12 +248,12 @@ class RecordBatch:
         return True
 
     def may_hold(self, *octets: bytes) -> bool:
-        """False if none of these are anywhere in the records; True if one is, or that cannot be found out."""
+        """False if none of these are anywhere in the records; True if one is, or this cannot be determined."""
         records = self._plain()
         return records is None or any(each in records for each in octets)
 
     def _plain(self) -> bytes | None:
-        """The uncompressed records; None if they are too large to look at, or damaged."""
+        """The uncompressed records; None if they are too large for a check, or damaged."""
         if self._records is None and not self._huge:
             packed, codec = bytes(self.data[BATCH_OVERHEAD_BYTES:]), CODECS[self.codec]
             if codec is None:
@@ -266,7 +266,7 @@ class RecordBatch:
 
     @property
     def plain_bytes(self) -> int:
-        """Bytes of the batch before compression.
+        """The size of the batch before compression.
 
         Raises:
             MalformedError: see `uncompressed`.
@@ -275,7 +275,7 @@ class RecordBatch:
         return len(self.uncompressed()) if records is None else BATCH_OVERHEAD_BYTES + len(records)
 
     def uncompressed(self) -> bytes | memoryview:
-        """The whole batch with the records as they are before compression; its checksum is that of `data`.
+        """The whole batch with uncompressed records; its checksum is still that of `data`.
 
         Raises:
             MalformedError: the compressed records are damaged, or hold more bytes than a batch can have.
@@ -296,7 +296,7 @@ class RecordBatch:
         return bytes(head) + records
 
     def plain(self) -> RecordBatch:
-        """The batch with its records as they are before compression.
+        """The batch with uncompressed records.
 
         Raises:
             MalformedError: see `uncompressed`.
@@ -304,9 +304,9 @@ class RecordBatch:
         return RecordBatch.read(memoryview(self.uncompressed())) if self.codec else self
 
     def compressed(self, codec: int) -> RecordBatch:
-        """The batch, which is uncompressed, with its records compressed; without a checksum until it is `forwarded`.
+        """The batch, which is uncompressed, with its records compressed; without a valid checksum until `forwarded`.
 
-        If they do not become shorter, the batch stays as it is.
+        If compression does not make the records shorter, the batch stays as it is.
         """
         name = CODECS[codec]
         assert not self.codec
@@ -323,11 +323,11 @@ class RecordBatch:
     # --- the batch of another producer -------------------------------------------------------------------------------
 
     def forwarded(self, stamp: Stamp, *, transactional: bool) -> bytearray:
-        """The batch as a producer of ours sends it, with its records as they are.
+        """The batch as our producer sends it, with unchanged records.
 
-        Base offset and leader's epoch are for the broker to set. If `data` can be written, it is changed and returned.
+        The broker sets base offset and leader epoch. If `data` is writable, it is changed and returned.
         """
-        # A batch of our own making is nobody else's; one that was fetched is read-only.
+        # A batch that was built here is not shared; one that was fetched is read-only.
         made = self.data.obj
         data = made if isinstance(made, bytearray) and not self.data.readonly else bytearray(self.data)
         attributes = self.attributes & ~_TRANSACTIONAL | (_TRANSACTIONAL if transactional else 0)
@@ -339,13 +339,13 @@ class RecordBatch:
 
 
 def restamp(data: bytearray, stamp: Stamp) -> None:
-    """Gives a batch another stamp, and its checksum anew."""
+    """Sets the stamp of a batch, and updates its checksum."""
     _STAMP.pack_into(data, _STAMP_AT, *stamp)
     _CRC.pack_into(data, _CRC_AT, crc32c(memoryview(data)[_ATTRIBUTES_AT:]))
 
 
 def pack(records: Sequence[RecordLike]) -> bytearray:
-    """An uncompressed batch of records, one or more; each header name may be any bytes (`record_format`)."""
+    """An uncompressed batch of one or more records; header names may be any bytes (`record_format`)."""
     first = records[0].timestamp
     pieces = [bytes(BATCH_OVERHEAD_BYTES)]
     for offset, record in enumerate(records):
@@ -358,12 +358,12 @@ def pack(records: Sequence[RecordLike]) -> bytearray:
 
 
 def rebuilt(batch: RecordBatch, data: bytearray, count: int, latest_timestamp: int) -> RecordBatch:
-    """A batch of other records behind the header of `batch`, uncompressed and as a producer without idempotence has it.
+    """A batch of other records with the header of `batch`, uncompressed, as written by a producer without idempotence.
 
     Args:
-        batch: whose base offset and first timestamp are kept.
-        data: room for the header, and then the records.
-        count: how many they are.
+        batch: the base offset and first timestamp of this batch are kept.
+        data: room for the header, followed by the records.
+        count: the number of records.
         latest_timestamp: the greatest of their timestamps.
     """
     _head(data, batch.base_offset, count, batch.first_timestamp, latest_timestamp)
@@ -371,16 +371,16 @@ def rebuilt(batch: RecordBatch, data: bytearray, count: int, latest_timestamp: i
 
 
 def _head(data: bytearray, base: int, count: int, first: int, latest: int) -> None:
-    """Writes the header of an uncompressed batch, but its checksum."""
+    """Writes the header of an uncompressed batch, except the checksum."""
     length = len(data) - _START.size
     _HEADER.pack_into(data, 0, base, length, -1, _MAGIC, 0, 0, count - 1, first, latest, *NO_STAMP, count)
 
 
 def split(data: memoryview) -> Iterator[memoryview]:
-    """The batches in a response to a fetch, of any format; the last one may be cut off, and is left out.
+    """The batches in a response to a fetch, of any format; an incomplete last batch is omitted.
 
     Raises:
-        MalformedError: a length is no length of a batch.
+        MalformedError: a length is not valid for a batch.
     """
     at = 0
     while len(data) - at >= _START.size:
@@ -395,7 +395,7 @@ def split(data: memoryview) -> Iterator[memoryview]:
 
 
 def is_intact(data: memoryview) -> bool:
-    """True if what `split` has found is of version 2, and its checksum is right, whatever it covers."""
+    """True if a batch of `split` is of version 2 and its checksum is right, whatever the checksum covers."""
     if len(data) < BATCH_OVERHEAD_BYTES or data[_MAGIC_AT] != _MAGIC:
         return False
     expected: int = _CRC.unpack_from(data, _CRC_AT)[0]
@@ -409,23 +409,23 @@ def leader_epoch_of(data: memoryview) -> int:
 
 
 def offsets_of(data: memoryview) -> tuple[int, int]:
-    """The offsets of the first and the last record by the word of a batch that is `is_intact`; they may be any."""
+    """The offsets of the first and the last record that a batch declares; `is_intact` does not make them valid."""
     base, *_, delta = _HEADER.unpack_from(data)[:7]
     return base, base + delta
 
 
 def is_old(data: memoryview) -> bool:
-    """True if a batch that `split` has found is of a format before version 2."""
+    """True if a batch of `split` has a format before version 2."""
     return data[_MAGIC_AT] < _MAGIC
 
 
 def single(batch: RecordBatch, record: bytes | memoryview, offset: int) -> bytes:
-    """A batch of one record of an uncompressed batch, byte for byte.
+    """A batch with one record of an uncompressed batch, byte for byte.
 
     Args:
-        batch: which has the record.
-        record: with its length before it.
-        offset: of the record. The base offset stays that of `batch`, as a record has its distance from that.
+        batch: the batch that has the record.
+        record: the bytes of the record, including its length.
+        offset: of the record. The base offset stays that of `batch`, as a record contains its distance from it.
     """
     data = bytearray().join((batch.data[:BATCH_OVERHEAD_BYTES], record))
     delta, latest = offset - batch.base_offset, batch.latest_timestamp

@@ -1,7 +1,7 @@
 """Kafka's record format, version 2: the bytes of one record, without the batch around it.
 
     Record => Length Attributes TimestampDelta OffsetDelta Key Value Headers
-      Length         => varint  bytes of the rest
+      Length         => varint  size of the rest
       Attributes     => int8    0
       TimestampDelta => varlong milliseconds since the batch's first timestamp, see `wrapped`; alone: since the epoch
       OffsetDelta    => varint  since the batch's first offset; alone: 0
@@ -10,9 +10,9 @@
         Name         => varint length, bytes; should be UTF-8
         Value        => varint length, bytes; -1 for null
 
-Varints are zigzag. The reader accepts what brokers accept: any negative length is a null, a varint has 64 bits, and
-bytes behind the last header are ignored, as librdkafka ignores them. A header name that is not UTF-8 is decoded by
-`surrogateescape`, as Python does with file names, so that it is written again byte for byte.
+Varints are zigzag-encoded. The reader accepts what brokers accept: any negative length is a null, a varint has 64 bits,
+and bytes after the last header are ignored, as in librdkafka. A header name that is not UTF-8 is decoded with
+`surrogateescape`, as Python does with file names, so that it is written back byte for byte.
 Source: Kafka protocol, "Record Batch", and KIP-98, KIP-82; Kafka's `DefaultRecord` and `ByteUtils`.
 """
 
@@ -22,10 +22,10 @@ from transforms.errors import HeaderNameError, MalformedError, TooManyHeadersErr
 from transforms.record import Header, Record, RecordLike
 
 MAX_HEADERS = 65_536
-"""The most headers of a record, and of a message wrapper, that are read: an empty one is 2 bytes, and 60 in memory."""
+"""The maximum number of headers that are read, of a record or a message wrapper: 2 bytes each, and 60 in memory."""
 
 LEAST_HEADER_BYTES = 2
-"""Those of an empty name and a null value."""
+"""The size of a header with an empty name and a null value."""
 
 _MOST_VARINT_BYTES = 10
 _MOST_VARINT = 2**64 - 1
@@ -63,17 +63,17 @@ def serialize(record: RecordLike, offset: int = 0) -> bytes:
     """The bytes of a record; the inverse of `parse`.
 
     Args:
-        record: for a batch, its timestamp must be the delta.
+        record: for a record of a batch, its timestamp must be the delta.
         offset: the offset delta.
     """
     return b"".join(serialized(record, offset, record.timestamp))
 
 
 def serialized(record: RecordLike, offset: int, timestamp: int) -> tuple[bytes, bytes, bytes]:
-    """The bytes of a record in three pieces, of which the second is its value; so a large value is not copied.
+    """The bytes of a record in three pieces, the second of which is its value, so that a large value is not copied.
 
     Args:
-        record: its own timestamp does not count.
+        record: its own timestamp is ignored.
         offset: the offset delta.
         timestamp: the timestamp delta.
     """
@@ -92,7 +92,7 @@ def serialized(record: RecordLike, offset: int, timestamp: int) -> tuple[bytes, 
 
 
 def parse(data: bytes) -> Record:
-    """The record of which `serialize` made the bytes.
+    """The record that `serialize` has encoded.
 
     Raises:
         MalformedError: the bytes are not exactly one record.
@@ -136,10 +136,10 @@ def read(data: bytes, at: int) -> tuple[Record, int, int]:
 
 
 def header_count(data: bytes | memoryview, at: int) -> tuple[int, int]:
-    """The number of headers of the record at index `at`, and the index of its end; no object is made of any of them.
+    """The number of headers of the record at index `at`, and the index of its end; no headers are created.
 
     Raises:
-        MalformedError: there is no valid record, as far as its headers.
+        MalformedError: there is no valid record, up to its headers.
     """
     at, end = _body(data, at)
     at += 1
@@ -153,10 +153,10 @@ def header_count(data: bytes | memoryview, at: int) -> tuple[int, int]:
 
 
 def place(data: bytes | memoryview, at: int) -> tuple[int, int, int]:
-    """Timestamp and offset delta of the record at index `at`, and the index of its end; all else is left unread.
+    """Timestamp and offset delta of the record at index `at`, and the index of its end; nothing else is read.
 
     Raises:
-        MalformedError: there is no valid record, as far as that.
+        MalformedError: there is no valid record, up to these.
     """
     at, end = _body(data, at)
     timestamp, at = number(data, at + 1, end)
@@ -164,7 +164,7 @@ def place(data: bytes | memoryview, at: int) -> tuple[int, int, int]:
 
 
 def _body(data: bytes | memoryview, at: int) -> tuple[int, int]:
-    """Begin and end of a record behind its length."""
+    """Start and end of a record after its length."""
     size, at = number(data, at, len(data))
     if not 1 <= size <= len(data) - at:
         raise MalformedError("record", f"a length of {size:,}", f"1 to {len(data) - at:,}")
@@ -178,7 +178,7 @@ def _check_count(count: int, at: int, end: int) -> None:
 
 
 def wrapped(timestamp: int) -> int:
-    """A sum or a distance of timestamps as an int64: brokers and clients let it overflow, and add it so again."""
+    """A sum or a difference of timestamps as an int64: brokers and clients let these overflow in both directions."""
     return (timestamp + 2**63) % 2**64 - 2**63
 
 

@@ -1,7 +1,7 @@
-"""The lengths of records in an uncompressed batch, looked at without making objects of the records.
+"""The lengths of records in an uncompressed batch, read without creating objects for the records.
 
-Before each record is its length, a zigzag varint of 32 bits (`transforms/record_format.py`), so all but the lengths is
-skipped. They may come from anybody: a walk ends at the first that is wrong.
+Each record starts with its length, a zigzag varint of 32 bits (`transforms/record_format.py`), so everything but the
+lengths is skipped. Lengths are untrusted: a scan ends at the first invalid one.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from transforms.errors import MalformedError
 from transforms.record_format import LEAST_HEADER_BYTES, MAX_HEADERS, header_count
 
 _MOST_LENGTH_BYTES = 5
-_MOST_ATTRIBUTES = (
-    0x80  # brokers ignore the byte; a client that reads a varint there takes all behind it for another field
-)
+# Brokers ignore the byte of the attributes; a client that reads a varint there would misread all following fields.
+_MOST_ATTRIBUTES = 0x80
 _LEAST_CROWDED_BYTES = MAX_HEADERS * LEAST_HEADER_BYTES  # no shorter record has more headers
 
 
 def is_crowded(records: bytes | memoryview, count: int) -> bool:
-    """True if one of `count` uncompressed records has more than `MAX_HEADERS`, or that cannot be told.
+    """True if one of `count` uncompressed records has more than `MAX_HEADERS`, or this cannot be determined.
 
-    It makes no object of a header. It takes a third of a microsecond for each record.
+    It creates no headers, and takes a third of a microsecond per record.
     """
     if len(records) <= _LEAST_CROWDED_BYTES:
         return False
@@ -33,9 +32,9 @@ def is_crowded(records: bytes | memoryview, count: int) -> bool:
 
 
 def longer(records: bytes | memoryview, count: int, limit: int) -> Sequence[int] | None:
-    """Where those of `count` records begin that take, with the length before them, more than `limit` bytes.
+    """The start of each of `count` records that, including its length, has more than `limit` bytes.
 
-    None if a length is wrong, or readers do not agree on where the fields of a record are.
+    None if a length is invalid, or readers would disagree about the fields of a record.
     """
     found: list[int] = []
     at, end = 0, len(records)

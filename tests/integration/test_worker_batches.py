@@ -126,7 +126,7 @@ def test_worker_with_a_record_that_the_sink_refuses(make_way: MakeWay, tolerance
         came(way, way.inflated, 1)
         asyncio.run(set_limit(way.broker, way.inflated, 10_000))
         send(way.broker, way.raw, sent[1:])
-        told = f"bytes as a batch of one, topic {way.inflated} takes 10,000; raise max.message.bytes of topic"
+        told = f"bytes as a batch of one, topic {way.inflated} accepts 10,000; raise max.message.bytes of topic"
         if tolerance == "none":
             until(lambda: pipeline_of(worker)["state"] == "FAILED", "the pipeline has stopped")
             error = str(pipeline_of(worker)["last_error"])

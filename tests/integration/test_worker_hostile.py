@@ -141,7 +141,7 @@ def test_worker_follows_no_reference_of_a_producer(make_way: MakeWay) -> None:
             (each.key, each.value, each.headers[: len(own.headers)]) for each, own in zip(found, names, strict=True)
         ] == [(own.key, own.value, own.headers) for own in names]
     assert reason_of(read_all(way.broker, way.dead)[0][0]) == (
-        "the record has the headers of a chunk, and this pipeline has not made it; if its writer may, put "
+        "the record has the headers of a chunk that this pipeline did not write; if its producer is trusted, put "
         '"assemble" first in transforms, or set offload.on.reference = "pass"'
     )
 

@@ -181,12 +181,12 @@ def test_inflate_reserves_for_both() -> None:
 PREFIX = "large.message.encryption."
 NO_KEY = f"found 'aes-256-gcm', which needs a key: {PREFIX}key.secret and {PREFIX}key.id, or {PREFIX}kms.key.id"
 HEX = "has a key that is not 64 hex digits at random, as `openssl rand -hex 32` gives"
-ID = "has an id of a key that is not 1 to 64 characters of [a-zA-Z0-9._-]; records show this id"
+ID = "has a key id that is not 1 to 64 characters of [a-zA-Z0-9._-]; records show this id"
 NO_ARN = (
     ", allowed is the ARN of a key: arn:aws:kms:REGION:ACCOUNT:key/ID. An alias may be moved to another key, and the "
-    "old payloads would be lost"
+    "old payloads could not be decrypted"
 )
-BOTH = f"stands beside {PREFIX}key.secret; new payloads have one key, so leave one out"
+BOTH = f"cannot be combined with {PREFIX}key.secret: new payloads have one key; remove one of the two"
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ BOTH = f"stands beside {PREFIX}key.secret; new payloads have one key, so leave o
     [
         (TYPE, "type", NO_KEY),
         (TYPE | {f"{PREFIX}previous.keys": [f"old:{KEY}"]}, "type", NO_KEY),
-        ({f"{PREFIX}key.secret": KEY}, "key.secret", f"needs {PREFIX}key.id beside it"),
-        ({f"{PREFIX}key.id": "new"}, "key.id", f"needs {PREFIX}key.secret beside it"),
+        ({f"{PREFIX}key.secret": KEY}, "key.secret", f"also requires {PREFIX}key.id"),
+        ({f"{PREFIX}key.id": "new"}, "key.id", f"also requires {PREFIX}key.secret"),
         (NAMED | {f"{PREFIX}key.secret": KEY[1:]}, "key.secret", HEX),
         (NAMED | {f"{PREFIX}key.id": "a b"}, "key.id", ID),
         (NAMED | {f"{PREFIX}kms.key.id": ARN}, "kms.key.id", BOTH),
@@ -204,7 +204,7 @@ BOTH = f"stands beside {PREFIX}key.secret; new payloads have one key, so leave o
         (
             NAMED | {f"{PREFIX}previous.keys": [f"old:{KEY}", KEY]},
             "previous.keys",
-            "item 2 is not ID:KEY, the id of a key and the key",
+            "item 2 is not ID:KEY, the id of a key and the key itself",
         ),
         (NAMED | {f"{PREFIX}previous.keys": ["old:1"]}, "previous.keys", HEX),
         (NAMED | {f"{PREFIX}previous.keys": ["a b:1"]}, "previous.keys", ID),

@@ -67,31 +67,31 @@ MESSAGES: list[tuple[WideloadError, str]] = [
         PayloadTooLargeError(PATH, 1_048_577, 1_048_576),
         (
             "payload 's3://bucket/orders/id' is too large: 1,048,577 bytes, the limit is 1,048,576 bytes; "
-            "raise large.message.max.bytes if such payloads are meant to pass"
+            "raise large.message.max.bytes to accept such payloads"
         ),
     ),
     (
         PayloadTooLargeError(PATH, None, 1_048_576),
         (
             "payload 's3://bucket/orders/id' is too large: over the limit of 1,048,576 bytes; "
-            "raise large.message.max.bytes if such payloads are meant to pass"
+            "raise large.message.max.bytes to accept such payloads"
         ),
     ),
     (
         KeyMissingError("orders"),
-        "the record has no key, and topic orders is compacted and takes only records with a key",
+        "the record has no key, and topic orders is compacted, so it accepts only records with a key",
     ),
     (
         ValueTooLargeError(1_048_577, 1_048_576),
         (
             "the value has 1,048,577 bytes, and large.message.max.bytes is 1,048,576: readers with this limit would "
-            "refuse its payload; raise it here and in the readers if such values are meant to pass"
+            "refuse its payload; to accept such values, raise it here and in the readers"
         ),
     ),
     (
         RecordTooLargeError("orders", 1_048_589, 1_048_588),
         (
-            "the record takes 1,048,589 bytes as a batch of one, topic orders takes 1,048,588; "
+            "the record has 1,048,589 bytes as a batch of one, topic orders accepts 1,048,588; "
             "raise max.message.bytes of topic orders"
         ),
     ),
@@ -122,14 +122,14 @@ MESSAGES: list[tuple[WideloadError, str]] = [
     (
         ReferenceClaimedError("value"),
         (
-            "the record has the headers of a reference in place of its value, and this pipeline has not made it; "
-            'if its writer may, set offload.on.reference = "pass"'
+            "the record has the headers of a reference in place of its value that this pipeline did not write; "
+            'if its producer is trusted, set offload.on.reference = "pass"'
         ),
     ),
     (
         ReferenceClaimedError("chunk"),
         (
-            "the record has the headers of a chunk, and this pipeline has not made it; if its writer may, "
+            "the record has the headers of a chunk that this pipeline did not write; if its producer is trusted, "
             'put "assemble" first in transforms, or set offload.on.reference = "pass"'
         ),
     ),

@@ -70,7 +70,7 @@ def test_frame_by_hand(codec: Codec, frame: bytes, behind: bytes) -> None:
     ],
 )
 def test_frame_with_all_that_it_may_have(codec: Codec, frame: bytes) -> None:
-    """Lengths and checksums that are no must are read where they are there, and missed where they are cut off."""
+    """Lengths and checksums that are no must are read where they are there, and missed where they are truncated."""
     assert decompress_frame(codec, frame + b"behind", 3) == b"abc"
     for length in range(len(frame)):
         with pytest.raises(CompressionError):
@@ -85,7 +85,7 @@ SKIPPABLE = b"\x5f\x2a\x4d\x18\x04\0\0\0note"
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "zstd"])
 @pytest.mark.parametrize("behind", [b"", b"\0\0\0"])
 def test_frames_that_follow_each_other(codec: Codec, behind: bytes) -> None:
-    """All frames are read, as Java's clients read them, within one limit; a later one that is cut off is an error."""
+    """All frames are read, as Java's clients read them, within one limit; a later one that is truncated is an error."""
     parts = [b"one " * 3, b"", bytes(range(256)) * 50, b"three"]
     frames, whole = b"".join(compress_frame(codec, part) for part in parts), b"".join(parts)
     assert decompress_frame(codec, frames + behind, len(whole)) == whole
@@ -168,21 +168,21 @@ def test_other_codec_is_an_error(codec: Codec) -> None:
 @pytest.mark.parametrize(
     ("codec", "data", "why"),
     [
-        ("snappy", XERIAL + b"\0\0\0\x05" + b"\xff\xff\xff\xff\x0f", "promises 4294967295"),
-        ("snappy", XERIAL + b"\0\0\0\x05" + b"\xff\xff\xff\xff\xff", "does not end"),
-        ("snappy", XERIAL + b"\x7f\xff\xff\xff" + b"\x03\x08abc", "of which 5 are there"),
+        ("snappy", XERIAL + b"\0\0\0\x05" + b"\xff\xff\xff\xff\x0f", "declares 4294967295"),
+        ("snappy", XERIAL + b"\0\0\0\x05" + b"\xff\xff\xff\xff\xff", "too many bytes"),
+        ("snappy", XERIAL + b"\x7f\xff\xff\xff" + b"\x03\x08abc", "of which 5 exist"),
         ("snappy", XERIAL + b"\0\0\0\0" + b"abc", "a snappy block of 0 bytes"),
-        ("snappy", XERIAL + b"\0\0\0\x01" + b"\0", "promises 0"),
+        ("snappy", XERIAL + b"\0\0\0\x01" + b"\0", "declares 0"),
         ("snappy", XERIAL + b"\0\0\0\x05" + b"\x04\x08abc", "damaged|promises"),
-        ("snappy", XERIAL[:12], "its head"),
+        ("snappy", XERIAL[:12], "wrong header"),
         ("lz4", b"\x04\x22\x4d\x18\x20\x40\x82", "unknown kind"),
         ("lz4", b"\x04\x22\x4d\x18\x60\x30\x82", "unknown kind"),
         ("lz4", b"\x04\x22\x4d\x18\x61\x40\x82" + bytes(8), "dictionary"),
-        ("lz4", b"\x04\x22\x4d\x18\x60\x40\x82" + b"\xff\xff\xff\x7f", "cut off"),
+        ("lz4", b"\x04\x22\x4d\x18\x60\x40\x82" + b"\xff\xff\xff\x7f", "truncated"),
         ("lz4", b"\x04\x22\x4d\x18\x60\x40\x83" + b"\x03\0\0\x80abc" + b"\0\0\0\0", "damaged"),
-        ("zstd", b"\x28\xb5\x2f\xfd\xe0" + b"\xff" * 8 + b"\x19\0\0abc", "promises 18446744073709551615"),
-        ("zstd", b"\x28\xb5\x2f\xfd\x20\x03" + b"\x1f\0\0abc", "damaged|cut off"),
-        ("zstd", b"\x50\x2a\x4d\x18\x03\0\0\0abc", "its magic"),
+        ("zstd", b"\x28\xb5\x2f\xfd\xe0" + b"\xff" * 8 + b"\x19\0\0abc", "declares 18446744073709551615"),
+        ("zstd", b"\x28\xb5\x2f\xfd\x20\x03" + b"\x1f\0\0abc", "damaged|truncated"),
+        ("zstd", b"\x50\x2a\x4d\x18\x03\0\0\0abc", "wrong magic number"),
         (
             "gzip",
             b"\x1f\x8b\x08\0\0\0\0\0\0\0" + b"\x01\x03\0\xfc\xffabc" + b"\0\0\0\0\x03\0\0\0",

@@ -337,7 +337,7 @@ def test_promise_that_the_bytes_have_no_room_for() -> None:
         batch = read(data)
         assert not batch.fits(1_000_000)
         assert batch.may_hold(b"another-name")
-        with pytest.raises(MalformedError, match="promises"):
+        with pytest.raises(MalformedError, match="header declares"):
             batch.uncompressed()
 
 

@@ -211,7 +211,7 @@ large.message.strategy = "chunk"
 → large.message.threshold.bytes: has no effect, as nothing is offloaded; chunk.max.bytes, or else the limit of the
   output topic, determines which values are split
 large.message.encryption.key.id = "one"
-→ large.message.encryption.key.id: needs large.message.encryption.key.secret beside it
+→ large.message.encryption.key.id: also requires large.message.encryption.key.secret
 large.message.strategy = "chunk"
 large.message.encryption.type = "aes-256-gcm"
 large.message.encryption.key.id = "one"
