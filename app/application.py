@@ -46,7 +46,7 @@ class PipelinesFailedError(WideloadError):
 
 
 async def read_control_topic(settings: Settings) -> ControlTopic | None:
-    """The topic of `control.topic` with all that it says now; None without the key.
+    """The topic of `control.topic` with its current content; None if the property is not set.
 
     Raises:
         ConfigurationError: a certificate or key cannot be used, or a package is missing.

@@ -12,7 +12,7 @@ _USAGE = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command, as `app.cli.main` does; without click, one line says what to install."""
+    """Runs a command, as `app.cli.main` does; without click, it prints what to install."""
     try:
         require("wideload", ("click",), "worker")
     except ConfigurationError as exc:

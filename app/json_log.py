@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from app.config.secret import without_secrets
 from app.log_filters import SecretFormatter
 
-# Each placeholder of a template, with the word before it if that says what its value is.
+# Each placeholder of a template, with the word before it if that names its value.
 _PLACEHOLDER = re.compile(r"(?:\b(pipeline|topic|partition|offset) )?%(?:%|[-#0 +]*\d*(?:\.\d+)?[a-zA-Z])")
 _NUMBER = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})*|[0-9]+")
 
@@ -21,7 +21,7 @@ class JsonFormatter(SecretFormatter):
 
     `time` (RFC 3339, UTC), `level`, `logger` and `message` are always there; `pipeline`, `topic`, `partition` and
     `offset` if the line names them; `exception` and `stack` if it has them; `left_out` if lines like it were left out.
-    What a line gives as `extra={"fields": {…}}` is there under its names.
+    Values of `extra={"fields": {…}}` become fields of these names.
     """
 
     def __init__(self) -> None:

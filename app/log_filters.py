@@ -94,7 +94,7 @@ def _is_first(record: logging.LogRecord) -> bool:
 
 
 def _calmed(record: logging.LogRecord) -> bool:
-    """Whether a line names an error that does not pass by itself, or a defect; any other passes at DEBUG.
+    """Whether a line names an error that is not temporary, or a defect; any other passes at DEBUG.
 
     Of a login that is refused, a certificate, or a name that is not found, the reason is in no other line.
     """
@@ -121,7 +121,7 @@ def _lowered(record: logging.LogRecord) -> bool:
 
 
 def _passes_by_itself(arg: object) -> bool:
-    """Whether an argument of a line is not an error, or one that passes without anybody's doing."""
+    """Whether an argument of a line is not an error, or a temporary one."""
     kind = arg if isinstance(arg, type) else type(arg)
     if issubclass(kind, KafkaError):
         foreseen = getattr(kind, "retriable", False) and kind.__module__ == KafkaError.__module__

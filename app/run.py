@@ -65,7 +65,7 @@ class _Worker(faust.Worker):
 
 
 class _Application(Application):
-    """Ends the Faust worker without a traceback when no pipeline is left; the last line on standard error says why."""
+    """Ends the Faust worker without a traceback when no pipeline is left; the last line of its log has the reason."""
 
     worker: faust.Worker | None = None
 

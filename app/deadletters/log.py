@@ -153,7 +153,7 @@ class LetterLog:
     def _has_members(self) -> ConfigurationError:
         return ConfigurationError(
             "--group",
-            f"group {self.group} has members, such as a worker that runs, and only they may commit; give another",
+            f"group {self.group} has members, such as a worker that runs, and only they may commit; use another",
         )
 
     async def replayed(self, partition: int, first: int, end: int, *, stable: bool) -> ReplayedOffsets:

@@ -65,7 +65,7 @@ class Owner:
         """Whether a dead letter with this context is the pipeline's own, or nothing shows that it is not.
 
         A dead letter names its pipeline. If that was renamed, the topic of the record decides. A dead letter without
-        context may be anybody's.
+        context may belong to any pipeline.
         """
         if self.rivals is not None:
             return self._readers(context) == [self.name]

@@ -293,7 +293,7 @@ class Replay:
 
     async def _check_target(self, name: str) -> None:
         if name == self.log.topic.name:
-            raise ConfigurationError("--to", f"found {name}, the topic of the dead letters itself; give another one")
+            raise ConfigurationError("--to", f"found {name}, the topic of the dead letters itself; use another topic")
         try:
             await self._describe(name)
         except ConfigurationError as exc:

@@ -34,7 +34,7 @@ class TooManyGapsError(WideloadError):
         return (
             f"topic {self.topic}, partition {self.partition}: there are too many gaps between the records that were "
             f"replayed: the metadata of a commit ({self.limit:,} bytes) has no room for them; replay those in the "
-            "gaps too, from the beginning; --skip-unreadable passes over those that cannot be read; or give another "
+            "gaps too, from the beginning; --skip-unreadable skips those that cannot be read; or use another "
             "--group, which begins with nothing replayed"
         )
 

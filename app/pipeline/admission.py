@@ -31,8 +31,8 @@ from transforms.record_batch import RecordBatch
 _SMALL_PART_OF_BUDGET = 16
 _LEAST_SMALL_BYTES = 1_048_576
 _LEAST_OPENED_BYTES = 64 * 1_048_576  # batches of this size are decoded however small the budget is
-_PASSING_FOR_ONE = 8  # so many records that pass in a batch take as long as one that is looked at
-_DECOMPRESSED_FOR_ONE = 65_536  # so many bytes take longer: 13 KB may hold 400 MiB, and no other task runs in that time
+_PASSING_FOR_ONE = 8  # this many passing records of a batch take as long as one that is decoded
+_DECOMPRESSED_FOR_ONE = 65_536  # this many bytes take longer: 13 KB may hold 400 MiB, and block other tasks
 _PART_OF_BUDGET = 8  # merged batches may take so small a part of it
 _MERGED_BYTES = 1_000_000  # the most of small batches that become one: below the limit that topics have by default
 
@@ -44,7 +44,7 @@ class Admission:
     decompressed count as one. `assembler` is None if the pipeline assembles no chunks.
 
     Attributes:
-        in_turn: whether records wait because so many others were looked at before them.
+        in_turn: whether records wait because the turn ended before them.
     """
 
     # No method awaits, so there is no lock.
@@ -321,7 +321,7 @@ class Admission:
     def expire(self, *, reading: bool) -> None:
         """Gives up messages whose chunks have not come in time. The time runs only while the flow reads.
 
-        `reading` says whether it was ready to read all partitions since the last call.
+        `reading`: whether it was ready to read all partitions since the last call.
         """
         if self._assembler is None:
             return

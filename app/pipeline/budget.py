@@ -55,7 +55,7 @@ class Budget:
 class Share:
     """The bytes that one flow holds of the budget; all of them are given back when the flow ends.
 
-    A result may come after the end, from a thread that could not be stopped. It gives nothing back a second time.
+    A result may arrive after the end, from a thread that could not be stopped. Its bytes are not released twice.
 
     Attributes:
         budget, used, work, ahead: see `Budget`.

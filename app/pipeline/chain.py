@@ -50,7 +50,7 @@ class Chain:
         Brokers check the keys of a compacted topic, but refuse the whole batch for one record.
 
         Args:
-            batch: to look at.
+            batch: to examine.
             whole: whether the batch is forwarded whole, so that the batch must be within the limit of the output topic.
         """
         whole = whole and not self._recompressed
@@ -100,7 +100,7 @@ class Chain:
 
         Raises:
             TransformError: this record can never succeed; `RecordTooLargeError` if the output topic would refuse it.
-            PayloadStoreError: the store failed; `retriable` says whether to try again.
+            PayloadStoreError: the store failed; `retriable`: whether to try again.
         """
         assert work.step is not None
         return self._advance(work, min(work.step.level, Thread.level), work.reserve_bytes)
@@ -152,7 +152,7 @@ def build(
     inflates = "inflate" in settings.transforms
     stages: list[Stage] = [] if unfit is None else [unfit]
     if wrapper.unwraps:
-        # Even if it is long: else nobody knows what `inflate` behind it needs.
+        # Even if it is long: otherwise what `inflate` behind it needs is unknown.
         stages.append(WrapperStage(wrapper.unwrap, at_once=inflates))
     if inflates:
         assert store is not None

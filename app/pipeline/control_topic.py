@@ -1,4 +1,4 @@
-"""What `control.topic` says of the groups of a worker, and what this worker writes there."""
+"""The requests in `control.topic` for the groups of a worker, and those that this worker writes."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class ControlTopic:
     Args:
         name: `control.topic`.
         settings: of the worker.
-        make_id: gives each request a name that no other one has.
+        make_id: makes a unique id for each request.
 
     Attributes:
         name: of the topic.
         targets: by group, the requested state of its pipelines; a group without requests is not in it.
-        listener: gets each request that comes from now on. Where the topic was made again or cut, it gets what stands
-            there then, once that was read to its end: the last state of each group, and restarts that are new.
+        listener: gets each request from now on. If the topic was recreated or cut, it gets its
+            new content, once that was read to its end: the last state of each group, and restarts that are new.
     """
 
     def __init__(self, name: str, settings: Settings, make_id: Callable[[], str] = random_id) -> None:
@@ -64,7 +64,7 @@ class ControlTopic:
         try:
             await self._log.read(_READ_S)
         except ClusterError as exc:
-            told = f"control.topic cannot be read, so it is not known which pipelines are to run: {exc}"
+            told = f"control.topic cannot be read, so it is unknown which pipelines should run: {exc}"
             raise ClusterError(told, retriable=exc.retriable, forbidden=exc.forbidden) from exc
 
     async def follow(self, ready: Callable[[], None]) -> Never:

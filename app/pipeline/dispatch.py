@@ -78,14 +78,14 @@ class Dispatcher:
     def measured(self, lane: Lane, record: SourceRecord, work: Work) -> Work | None:
         """The work on a record with the size that it lacks, which the store is asked for; None until it has answered.
 
-        To be called in each turn: the first call asks, later ones give the answer. The record is not admitted yet.
+        Call it in each turn: the first call asks, later ones return the answer. The record is not admitted yet.
         Raises what `Retries.apply` raises.
         """
         if lane.measuring is None or lane.measuring[0] != record.offset:
             task = asyncio.get_running_loop().create_task(self._retries.apply(lane, record, work))
             lane.measuring = record.offset, task
             lane.keep(task)
-            # Nobody looks at it if the lane is given up, and the loop would log its error.
+            # If the lane is given up, it is never awaited, and the loop would log its error.
             task.add_done_callback(retrieve_exception)
             task.add_done_callback(lambda _: self._parts.share.budget.wake())
         asked = lane.measuring[1]

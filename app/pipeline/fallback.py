@@ -21,7 +21,7 @@ class Fallback:
         chain: its steps decide which records may continue without the store.
         failed: called on a thread with the error of the store when a record has gone on without it.
         clock: seconds that do not go back.
-        may_pass: called on a thread; says whether an error of the store may pass by itself.
+        may_pass: called on a thread; whether an error of the store may be temporary.
     """
 
     # State that changes: `_down_until_s`, by several threads. It is one value, and a reader may see an old one.

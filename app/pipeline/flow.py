@@ -65,7 +65,7 @@ class Flow:
     Attributes:
         progress: how far the flow has come in each partition.
         brokers: which brokers answer.
-        topic_watcher: looks at the topics.
+        topic_watcher: watches the topics.
         left: what was not committed when the flow ended; see `Lanes.uncommitted`.
 
     Raises:
@@ -184,7 +184,7 @@ class Flow:
 
         Raises:
             ClusterError: a client failed, or topics are not those of the plan any more; the next flow reads again what
-                was not committed. `LimitError` if a topic takes less than the plan says.
+                was not committed. `LimitError` if a topic accepts less than in the plan.
             RecordError: a record stopped the pipeline; its offset and those after it are not committed.
         """
         watching: list[asyncio.Task[None]] = []

@@ -35,7 +35,7 @@ class WaitingRead:
 
     Attributes:
         records: the next ones of the decoded batch.
-        source: gives those behind them.
+        source: yields those behind them.
         batches: those behind that one.
         opened: bytes of the decoded batch, before compression; 0 if there is none.
         for_work: whether the first record waits for room for its work, or behind records with work.

@@ -1,4 +1,4 @@
-"""The limits that a pipeline has learned from refusals, beyond what the configuration of topics says.
+"""The limits that a pipeline has learned from refusals, beyond the configuration of the topics.
 
 A pipeline sends no record over the `max.message.bytes` that its preflight has found. If a topic still refuses one, its
 limit has been lowered since. The pipeline restarts at that record, with the new limit: it offloads the record, splits
@@ -88,5 +88,5 @@ class LearnedLimits:
         configured, refused = self.sizes.get(topic.name, (None, 0))
         if topic.max_message_bytes == configured and refused <= configured:
             return dataclasses.replace(topic, max_message_bytes=refused - 1)
-        self.sizes.pop(topic.name, None)  # the new limit explains the refusal, which says nothing of a later limit
+        self.sizes.pop(topic.name, None)  # the new limit explains the refusal, which is no evidence for a later limit
         return topic

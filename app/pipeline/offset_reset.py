@@ -1,7 +1,7 @@
 """The offset reset: finds where to read a partition whose committed offset is missing, or not in its log.
 
 No record that is there is passed over in silence. `auto.offset.reset` decides for a group that has committed nothing.
-If an offset is out of range, or the topic was created again, reading begins at the first record, and the log says why.
+If an offset is out of range, or the topic was recreated, reading starts at the first record, and the reason is logged.
 """
 
 from __future__ import annotations

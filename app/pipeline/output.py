@@ -171,7 +171,7 @@ class Output:
         self._unsent.clear()
 
     def durable(self, held: int, records: int, size: int) -> None:
-        """So many records and bytes are durable, which held so many bytes of the budget."""
+        """Counts records and bytes that are durable, and the bytes of the budget that they held."""
         self._parts.stats.records_out += records
         self._parts.stats.bytes_out += size
         self._give(held)
@@ -268,6 +268,6 @@ class Origins:
         self._output.durable(self.held, records, size)
 
     def failed(self, error: BaseException) -> None:
-        """See `Load.failed`: the writer ends the flow, which gives back all that it holds."""
+        """See `Load.failed`: the writer ends the flow, which releases all that it holds."""
         if isinstance(error, RecordUnfitError):
             self._output.unfit(self.runs[0][1], self.offsets[0], error)

@@ -10,9 +10,9 @@ _WEIGHT = 0.2  # of the last one, in the average of how long they take
 
 
 class Pace:
-    """Lets lanes end their transactions one after the other, so many a second. Belongs to one event loop.
+    """Lets lanes end their transactions one after the other, at a limited rate. Belongs to one event loop.
 
-    Each transaction costs the worker and the brokers CPU, and a pipeline may have hundreds of lanes. Where ends take
+    Each transaction costs the worker and the brokers CPU, and a pipeline may have hundreds of lanes. If ends take
     long, one of them has no CPU to spare, and there are fewer. After a rest, some may end together.
 
     Args:

@@ -99,7 +99,7 @@ def lag_of(position: int | None, committed: int | None, end: int | None) -> int 
 
 
 class PipelineControl(PipelineReport, Protocol):
-    """A pipeline that can be steered. What is asked for comes about soon after; `status` says when."""
+    """A pipeline that can be controlled. A request takes effect soon after; `status` shows when."""
 
     def steer(self, target: Target) -> None:
         """Lets it run, pause or stop. Paused, it stays in its group; stopped, it leaves it."""
@@ -112,7 +112,7 @@ class SteeringError(WideloadError):
     """A request did not reach the workers, or it is not known whether it did.
 
     Attributes:
-        retriable: whether to ask again may help.
+        retriable: whether a retry may succeed.
     """
 
     def __init__(self, reason: str, *, retriable: bool) -> None:

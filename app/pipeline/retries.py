@@ -132,7 +132,7 @@ class Retries:
     def watching(self, lane: Lane, record: SourceRecord, *, called: bool = True) -> Iterator[_Trial]:
         """Stalls the lane if the body takes longer than the store may: a dead letter may go to the store too.
 
-        `called` says that the body is a call of the store.
+        `called`: the body is a call of the store.
         """
         now_s = self._clock()
         trial = _Trial(lane, record, now_s, now_s, now_s if called else None)
@@ -185,7 +185,7 @@ class Retries:
             trial.called_s = None
 
     async def _failed(self, trial: _Trial, error: PayloadStoreError) -> None:
-        """Counts a failure, and gives a record up for which the store has failed for long, though it is up.
+        """Counts a failure, and gives up a record for which the store keeps failing although it is up.
 
         Raises:
             PayloadUnavailableError: it has.

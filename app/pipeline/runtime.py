@@ -31,7 +31,7 @@ def random_id() -> str:
 
 
 class Threads:
-    """Runs calls that take time, for one pipeline: a store that hangs takes no thread of another one.
+    """Runs calls that take time, for one pipeline: a store that hangs uses no thread of another one.
 
     Its methods are called on an event loop.
 
@@ -69,7 +69,7 @@ class Threads:
             try:
                 work()
             finally:
-                with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+                with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing waits
                     loop.call_soon_threadsafe(end)
 
         threading.Thread(target=run, name=name, daemon=True).start()

@@ -39,19 +39,19 @@ State = Literal["STARTING", "RUNNING", "PAUSED", "RESTARTING", "FAILED", "STOPPE
 
 _FIRST_DELAY_S = 0.5
 _STOP_S = 10.0
-_STEADY_S = 60.0  # a flow that ran so long has recovered; after the next failure the first delay holds again
+_STEADY_S = 60.0  # a flow that ran this long has recovered; the next failure starts with the first delay
 
 
 class Pipeline(Service):
     """Runs one pipeline: a flow, and another one after a failure that may pass, until it is stopped.
 
     A pipeline that has run once is not given up if the cluster then refuses something: a topic that is gone, a right
-    that was taken away. It waits, tries again, and says so.
+    that was taken away. It waits, retries, and reports that.
 
     Only a restart on request, and a stop, close its store: the next flow opens it again, with the
     credentials and certificates of then.
 
-    `settings` are those of the worker. Without a plan it looks at the cluster first. `ended` is called when it has
+    `settings` are those of the worker. Without a plan it checks the cluster first. `ended` is called when it has
     failed; after that it waits until `request_restart`. `runtime` is of this pipeline alone: its threads end with it.
     """
 
@@ -273,7 +273,7 @@ class Pipeline(Service):
             raise ClusterError("; ".join(f"{each.key}: {each.reason}" for each in exc.each), retriable=True) from exc
 
     async def _live_once(self) -> None:
-        """One flow, from the look at the cluster to its end."""
+        """One flow, from the check of the cluster to its end."""
         client = self._client()
         # The next flow looks again: topics may have changed.
         found, self.plan = self.plan or await self._look(client), None

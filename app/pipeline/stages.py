@@ -41,7 +41,7 @@ from transforms.reference import KEY, Reference
 from transforms.wrapper import Unwrap, Wrap
 
 _KEY_FLAG = KEY.flag.encode()
-_COPIED_AT_ONCE_BYTES = 65_536  # so much is copied in less time than it takes to hand it to a thread
+_COPIED_AT_ONCE_BYTES = 65_536  # this is copied in less time than handing it to a thread takes
 
 
 class Stage(Protocol):

@@ -1,4 +1,4 @@
-"""What the log says of a pipeline from its start to its end: what it does, each change of its state, how it ended."""
+"""The log of a pipeline from start to end: what it does, each change of its state, how it ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(logger_name(__name__))
 _LOOK_S = 1.0
 _RESTARTS_S = 30.0
 _MOST_NAMED = 5
-_QUIET = ("PAUSED", "STOPPED")  # states that come about on request; for the others there are lines with their reasons
+_QUIET = ("PAUSED", "STOPPED")  # states on request; the others are logged with their reasons
 
 
 class StateLog:
@@ -91,7 +91,7 @@ class StateLog:
             log.info("pipeline %s: %s", self._name, plan.beginning, extra=_fields(group=settings.group_id))
 
     def is_asked(self, what: str) -> None:
-        """Logs what a request wants of the pipeline."""
+        """Logs a request to the pipeline."""
         log.info("pipeline %s is asked %s", self._name, what, extra=_fields(state=self._pipeline.status))
 
     def fails(self, reason: str) -> None:

@@ -22,7 +22,7 @@ STORE_OPERATIONS: tuple[StoreOperation, ...] = ("publish", "download")
 """What a pipeline asks of its store."""
 
 STORE_REASONS = ("access", "payload-unfit", "unavailable", "refused")
-"""Why a store call fails: the caller is refused; the payload is; it may pass by itself; it will not."""
+"""Why a store call fails: the caller is refused; the payload is; it may be temporary; it is not."""
 
 _REMEMBERED = 20_000  # failed records: more than a pipeline reads again after a restart, unless most records fail
 

@@ -22,9 +22,7 @@ log = logging.getLogger(logger_name(__name__))
 _ANSWER_S = 20.0
 _READY_S = 10.0
 _FIRST_DELAY_S, _LAST_DELAY_S = 0.5, 30.0
-_NOT_KNOWN = (
-    "whether the request was written is not known, and it may still take effect: look at the status, and ask again"
-)
+_NOT_KNOWN = "whether the request was written is unknown, and it may still take effect: check the status, and retry"
 _STOPS = "the worker stops"
 
 
@@ -109,7 +107,7 @@ class GroupSteering(Service):
         await self._ask(Restart(pipeline.settings.group_id, only_failed))
 
     async def _ask(self, request: Request) -> None:
-        """Returns when the request was written, and this worker has obeyed it."""
+        """Returns when the request was written, and this worker has applied it."""
         if self._stopping.is_set():
             raise SteeringError(f"{_STOPS}; ask another worker of the group", retriable=True)
         begun = asyncio.Event()
@@ -133,7 +131,7 @@ class GroupSteering(Service):
         topic = f"control.topic {self._topic.name}"
         if isinstance(error, TimeoutError):
             why = _STOPS if self._stopping.is_set() else f"Kafka has not answered within {_ANSWER_S:.0f} s"
-            known = _NOT_KNOWN if begun else "the request was not written: ask again"
+            known = _NOT_KNOWN if begun else "the request was not written: retry"
             return SteeringError(f"{topic}: {why}; {known}", retriable=True)
         retriable = isinstance(error, ClusterError) and error.retriable
         if isinstance(error, UnacknowledgedError):

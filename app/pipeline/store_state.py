@@ -108,7 +108,7 @@ class StoreState:
         """Waits until a record may call the store, and lasts for the time of one call.
 
         A newcomer, which has not called yet, makes the wait shorter. For the payloads of others may be all that the
-        store does not give, and they would hold it up for minutes.
+        store does not return, and they would delay it for minutes.
 
         Args:
             tries: how often the record has called in vain.

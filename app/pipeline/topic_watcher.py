@@ -3,7 +3,7 @@
 It also notices topics that accept no records, as too few of their replicas are in sync. Brokers refuse each batch then,
 and aiokafka sends it again without a word.
 
-Kafka's clients look at their topics every few minutes, and by name alone. To them a topic that was deleted and created
+Kafka's clients refresh their topics every few minutes, and by name alone. To them a topic that was deleted and created
 again is the same, but its offsets mean other records. Since Kafka 2.8 the id of a topic (KIP-516) differs.
 With older brokers only the other changes are noticed.
 """
@@ -27,7 +27,7 @@ _LOOK_S = 2.5
 
 
 class TopicChangedError(ClusterError):
-    """A topic is not as the plan says.
+    """A topic differs from the plan.
 
     Attributes:
         topic: its name.
@@ -59,7 +59,7 @@ class TopicWatcher:
         """Looks again and again; ends the flow with the first change, and returns."""
         seen: str | None = None
         while True:
-            # No answer says nothing of the topics; the clients see for themselves that brokers are away.
+            # Without an answer nothing is known of the topics; the clients notice unavailable brokers themselves.
             with contextlib.suppress(KafkaError, OSError):
                 change = await self._change()
                 if change is not None and str(change) == seen:

@@ -107,7 +107,7 @@ class Transaction:
         self._write(item.held, partial(self.output.write, lane, item))
 
     def _write(self, held: int, write: Callable[[], None]) -> None:
-        """Writes records that hold so many bytes, or lets them wait for the next transaction."""
+        """Writes records that hold `held` bytes, or lets them wait for the next transaction."""
         self._held += held
         if self._state in {"ending", "over"}:
             self._backlog.append((held, write))
@@ -142,7 +142,7 @@ class Transaction:
     def _end_early(self) -> bool:
         self._asked = False
         if not self._has_all:
-            return False  # `flush` asks again
+            return False  # `flush` calls this again
         self.end()
         return True
 

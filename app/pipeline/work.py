@@ -37,7 +37,7 @@ class Step:
 
 
 class Now(Step):
-    """A step that takes no time. It makes one record of one, and the same one each time."""
+    """A step that takes no time. It makes one record from one, always with the same result."""
 
     __slots__ = ()
     level = 0

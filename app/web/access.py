@@ -17,7 +17,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,14}")  # shorter than any token
 class Access:
     """Lets pass requests with the token: as `Bearer`, or as the password of HTTP Basic with any user name.
 
-    Most clients of Connect's REST API have no other option than user and password. No answer asks for Basic: a browser
+    Most clients of Connect's REST API only support user and password. No answer requests Basic: a browser
     would show a dialog, and send the token again with whatever another page makes it request.
 
     Args:
@@ -51,7 +51,7 @@ class Access:
 
 
 def _wrong(authorization: str, token: bytes) -> str | None:
-    """What is wrong with the header of a request; None if it has the token. Nothing secret stands in the sentence."""
+    """What is wrong with the header of a request; None if it has the token. The sentence contains no secret."""
     scheme, _, credentials = authorization.partition(" ")
     credentials = credentials.strip()
     match scheme.lower():

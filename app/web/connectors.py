@@ -1,4 +1,4 @@
-"""Pipelines as connectors of Kafka Connect: the documents that its REST API gives of them.
+"""Pipelines as connectors of Kafka Connect: the JSON that its REST API returns for them.
 
 A pipeline is a `sink` connector to Connect's clients: it reads topics as a member of a consumer group, and its offsets
 are those of that group. What this worker does for it is its task 0. A stopped connector has no tasks, as in Connect.

@@ -13,7 +13,7 @@ class RestError(WideloadError):
 
     Attributes:
         status: of the response.
-        message: for the user; no secret stands in it.
+        message: for the user, without secrets.
         headers: of the response.
     """
 

@@ -170,7 +170,7 @@ def _calls(stats: PipelineStats, operation: StoreOperation) -> tuple[list[int], 
 
 
 def _bound(counts: Sequence[int], total: int) -> float | None:
-    """The upper bound of the bucket in which the call stands that is longer than 95 % of all."""
+    """The upper bound of the bucket with the 95th percentile of the calls."""
     passed = 0
     for bound, count in zip(STORE_SECONDS, counts, strict=False):
         passed += count

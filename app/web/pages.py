@@ -23,7 +23,7 @@ _COUNTS = (
 )  # fmt: skip
 _AS_ASKED: Mapping[Target, Collection[str]] = {
     "STARTED": {"RUNNING"},
-    "PAUSED": {"PAUSED", "RUNNING"},  # it comes about a moment later
+    "PAUSED": {"PAUSED", "RUNNING"},  # it takes effect a moment later
     "STOPPED": {"STOPPED", "RUNNING", "PAUSED"},  # it finishes its records first
 }
 # The states of pipelines, the worst last: the state of a worker is that of its worst pipeline.
@@ -160,7 +160,7 @@ def add_pages(app: faust.App, pipelines: Sequence[PipelineReport], limit_bytes: 
     async def prometheus(view: View, request: Request) -> Response:  # noqa: ARG001
         return view.bytes(metrics.text(), content_type=_PROMETHEUS)
 
-    # Faust's own index page cannot be turned off, and always says OK: `Rest` has its path before.
+    # Faust's own index page cannot be turned off, and always answers OK: `Rest` has its path before.
     app.page("/health")(ready)
     app.page("/health/live")(live)
     app.page("/health/ready")(ready)

@@ -48,7 +48,7 @@ class Rest:
     Args:
         settings: of the worker.
         pipelines: all of them.
-        cluster_id: gives the id of the cluster; None if it is not known.
+        cluster_id: returns the id of the cluster; None if unknown.
         least_levels: see `Loggers`.
         page: returns the web UI, which has the path `/` too.
         steering: takes what is asked of a pipeline to where it is done.

@@ -641,7 +641,7 @@ def test_forged_letters_keep_no_other_back(broker: str, make_topic: MakeTopic, t
     status, _, err = run("dlq", "replay", "--to", desk.dead, "-c", desk.config)
     assert (status, err) == (
         2,
-        f"wideload: --to: found {desk.dead}, the topic of the dead letters itself; give another one\n",
+        f"wideload: --to: found {desk.dead}, the topic of the dead letters itself; use another topic\n",
     )
 
 
@@ -663,7 +663,7 @@ def test_replay_refuses_a_group_with_members(broker: str, make_topic: MakeTopic,
         member.subscribe([desk.dead])
         until(lambda: member.poll(0.1), "it is a member")
         told = run("dlq", "replay", "--group", group, "-c", desk.config, "--yes")
-        why = "such as a worker that runs, and only they may commit; give another"
+        why = "such as a worker that runs, and only they may commit; use another"
         assert told == (2, "", f"wideload: --group: group {group} has members, {why}\n")
     finally:
         member.close()

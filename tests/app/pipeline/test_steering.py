@@ -17,7 +17,7 @@ from tests.app.pipeline.hurried import hurried
 from transforms.control_record import Request, TargetStateRequest
 from transforms.errors import ConfigurationError
 
-NOT_KNOWN = "whether the request was written is not known, and it may still take effect"
+NOT_KNOWN = "whether the request was written is unknown, and it may still take effect"
 
 
 class Topic:
@@ -122,7 +122,7 @@ async def test_requests_are_written_in_the_order_in_which_they_were_asked() -> N
     topic.broker.set()
     with pytest.raises(SteeringError, match=NOT_KNOWN):
         await first
-    with pytest.raises(SteeringError, match="within 20 s; the request was not written: ask again"):
+    with pytest.raises(SteeringError, match="within 20 s; the request was not written: retry"):
         await second
     with pytest.raises(SteeringError, match=NOT_KNOWN):  # it is written, and never read
         await third
