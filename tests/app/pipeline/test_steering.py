@@ -78,7 +78,7 @@ def steered(topic: Topic) -> tuple[GroupSteering, Any, list[str]]:
             False,
             f"ReplicaNotAvailableError; {NOT_KNOWN}",
         ),
-        (None, True, f"Kafka has not answered within 20 s; {NOT_KNOWN}: look at the status"),
+        (None, True, f"Kafka has not answered within 20 s; {NOT_KNOWN}: check the status"),
     ],
 )
 @hurried
