@@ -88,5 +88,5 @@ class LearnedLimits:
         configured, refused = self.sizes.get(topic.name, (None, 0))
         if topic.max_message_bytes == configured and refused <= configured:
             return dataclasses.replace(topic, max_message_bytes=refused - 1)
-        self.sizes.pop(topic.name, None)  # the new limit explains the refusal, which is no evidence for a later limit
+        self.sizes.pop(topic.name, None)  # the new limit explains the refusal, which proves nothing about a later limit
         return topic
