@@ -234,7 +234,7 @@ def _translated(exc: Exception, operation: str, key_id: str, path: str | None) -
     code = str(error.get("Code", ""))
     status = int(exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     if path is not None and code in _OF_THE_RECORD:
-        return EncryptionError(path, f"AWS KMS does not open its data key with {key_id} ({code})")
+        return EncryptionError(path, f"AWS KMS cannot decrypt its data key with {key_id} ({code})")
     said = printable(f"{code or 'no code'} (HTTP {status}): {error.get('Message', '')}", _TEXT_CHARACTERS)
     text = f"{operation} of key {key_id} failed: {said}"
     if code in _MAY_PASS or status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:

@@ -49,7 +49,7 @@ _LAYOUT = 1  # of the chunks that `split` makes; to be increased when it cuts at
 
 
 def may_hold_chunks(batch: RecordBatch) -> bool:
-    """False if no record of the batch is a chunk; True if that cannot be told cheaply."""
+    """False if no record of the batch is a chunk; True if that cannot be determined cheaply."""
     return batch.may_hold(_UUID.encode())
 
 
@@ -105,7 +105,7 @@ class Chunk:
         """The chunk, and the record's own headers.
 
         Raises:
-            MalformedChunkError: the record is no chunk, a header breaks the format, `id` is not below `count`, the
+            MalformedChunkError: the record is not a chunk, a header breaks the format, `id` is not below `count`, the
                 value is empty, or it is longer than `size` allows with a byte for each other chunk.
         """
         headers = record.headers
@@ -141,8 +141,8 @@ class Chunking:
     """Splits records that are too large.
 
     Attributes:
-        limit_bytes: the most bytes of a record, alone in a batch: `max.message.bytes` of the sink topic, or less. Each
-            chunk is within it before it is compressed.
+        limit_bytes: the most bytes of a record, alone in a batch: `max.message.bytes` of the output topic, or less.
+            Each chunk is within it before it is compressed.
     """
 
     limit_bytes: int
@@ -201,7 +201,7 @@ class Chunking:
         if not value:
             raise ValueError("a tombstone, or an empty value, cannot be split")
         if not _UUID_FORM.fullmatch(uuid.encode()):
-            raise ValueError(f"{uuid[:_SHOWN_BYTES]!r} is no uuid: 1 to 64 characters of [a-zA-Z0-9._-]")
+            raise ValueError(f"{uuid[:_SHOWN_BYTES]!r} is not a uuid: 1 to 64 characters of [a-zA-Z0-9._-]")
         if len(value) > _MOST:
             raise ChunkError(len(value), self.limit_bytes, f"a message of chunks has at most {_MOST:,} bytes")
         return self._pieces(record, value, uuid, digest, *self._rooms(record, uuid, len(value)))

@@ -39,7 +39,7 @@ class ChunkMessageId:
 
     def __post_init__(self) -> None:
         if not 0 <= self.first <= self.last:
-            raise ValueError(f"no message of chunks is from offset {self.first} to {self.last}")
+            raise ValueError(f"no message spans chunks from offset {self.first} to {self.last}")
 
     def __str__(self) -> str:
         return f"{self.first}-{self.last}"
@@ -148,7 +148,7 @@ class Counts:
     """Counters.
 
     Attributes:
-        assembled: whole messages.
+        assembled: messages that were delivered whole.
         duplicates: chunks that were ignored.
         late: chunks that came after their message was discarded.
         set_aside: messages whose chunks were let go, to be read again from the log.

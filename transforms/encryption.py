@@ -8,7 +8,7 @@
     header .encryption.data-key  in hex: 32 bytes of salt, the data key wrapped (48 bytes), and the token of the master
                                  key: nothing for a key of the configuration, the encrypted key for one of AWS KMS
 
-Each payload has a data key, a nonce and a salt of its own, at random. The data key travels in the record, wrapped, and
+Each payload has a separate random data key, nonce and salt. The data key travels in the record, wrapped, and
 is bound to path, size and checksum of the payload. So the record decides what opens a stored object: if a payload is
 published again with another data key, no reference to the first one changes its meaning, since the name of an object is
 made of its encrypted bytes. docs/reference-messages.md, "Encryption", has the bytes.
@@ -169,7 +169,7 @@ def unwrapped(reference: Reference, keyring: Keyring | None) -> bytes:
     except InvalidTag as exc:
         raise EncryptionError(
             reference.path,
-            f"key {encryption.key_id} does not open its data key; either the key of this id is another one here, or "
+            f"key {encryption.key_id} cannot decrypt its data key; either a different key has this id here, or "
             "path, size, checksum or another header of the reference was changed",
         ) from exc
 

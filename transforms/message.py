@@ -28,13 +28,13 @@ ASIDE_BYTES = 700
 
 
 class State(Enum):
-    """What has become of a message."""
+    """The state of a message."""
 
-    KEPT = "incomplete, and its chunks are in memory"
-    ASIDE = "incomplete, and its chunks are to be read again"
-    READING = "its last chunk has come, and its chunks are being read again"
+    KEPT = "incomplete, with its chunks in memory"
+    ASIDE = "incomplete, and its chunks must be read again"
+    READING = "its last chunk has arrived, and its chunks are being read again"
     DELIVERED = "whole"
-    DISCARDED = "given up"
+    DISCARDED = "discarded"
 
 
 @dataclass(slots=True, eq=False)
@@ -107,13 +107,13 @@ class Message:
         return held
 
     def drop_chunks(self) -> None:
-        """Lets go of the chunks; what is left says where to read them again, and recognises them."""
+        """Releases the chunks; the rest is enough to re-read and to recognize them."""
         if self.records and self.below is None:
             self.first_hash = hash_of(self.records[0])
         self.records, self.headers, self._digest = None, (), None
 
     def set_aside(self) -> int:
-        """Lets go of the chunks of an incomplete message; returns the memory that is free now."""
+        """Releases the chunks of an incomplete message; returns the freed bytes."""
         self.drop_chunks()
         self.state = State.ASIDE
         free, self.held = self.held - ASIDE_BYTES, ASIDE_BYTES
@@ -153,15 +153,15 @@ class Message:
         first = self.chunk
         if not self.is_same_as(chunk):
             found = f"{chunk.count:,} chunks, {chunk.size:,} bytes, SHA-256 {chunk.checksum}"
-            return "contradictory", f"chunk {chunk.id} says {found}; unlike the first"
+            return "contradictory", f"chunk {chunk.id} has {found}; unlike the first"
         if record.key != self.records[0].key if self.records else hash(record.key) != self.key_hash:
-            return "contradictory", f"chunk {chunk.id} has another key than the first"
+            return "contradictory", f"chunk {chunk.id} has a different key than the first"
         if chunk.id < self.expected:
             same = self.records is None or self.records[chunk.id].value == record.value
-            return "duplicate" if same else ("contradictory", f"chunk {chunk.id} came twice, with other bytes")
+            return "duplicate" if same else ("contradictory", f"chunk {chunk.id} arrived twice, with different bytes")
         if chunk.id > self.expected:
             # If the message was delivered, this is the rest from a slow writer.
-            return "duplicate" if torn else ("out-of-order", f"chunk {chunk.id} came, chunk {self.expected} was next")
+            return "duplicate" if torn else ("out-of-order", f"chunk {chunk.id} arrived, expected {self.expected}")
         left = first.count - 1 - chunk.id  # each has a byte at least
         if self.length + len(record.value or b"") + left > first.size:
             return "contradictory", f"more bytes than the {first.size:,} of the message"

@@ -24,13 +24,13 @@ from transforms.record import RecordLike
 
 
 class Plan(Enum):
-    """What is done with a record."""
+    """How a record is sent."""
 
-    WHOLE = "it goes as it is"
-    COMPRESSED = "it goes if its compression brings it within the limit"
-    OFFLOAD = "its value goes to the store, and a reference in its place"
+    WHOLE = "it is sent unchanged"
+    COMPRESSED = "it is sent if compression brings it within the limit"
+    OFFLOAD = "its value is stored, and a reference is sent in its place"
     CHUNKS = "it is split"
-    REFUSED = "its topic would refuse it, and nothing helps"
+    REFUSED = "its topic would refuse it in any form"
 
 
 WHOLE, COMPRESSED, OFFLOAD, CHUNKS, REFUSED = Plan

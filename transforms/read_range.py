@@ -148,7 +148,7 @@ class ReadRange:
             return Discarded(self.reason, self.uuid, chunks, self.detail, gone=gone)
         if isinstance(self._outcome, Discarded):
             return replace(self._outcome, records=chunks or self._outcome.records)
-        detail = f"{len(chunks)} chunks were left when it was read again, up to offset {self.last}"
+        detail = f"{len(chunks)} chunks were left when it was re-read, up to offset {self.last}"
         return Discarded("missing-first", self.uuid, chunks, detail, gone=gone)
 
     def _add(self, chunk: Chunk, record: LoggedRecord) -> None:

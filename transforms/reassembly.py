@@ -34,7 +34,7 @@ from transforms.message import Message, State, too_large
 from transforms.read_range import Beginnings, ReadRange, Receive
 from transforms.torn import REMEMBERED, TornMessages
 
-_LONGEST = 10  # a message that its writer begins again and again expires after so many times `expire_ms`
+_LONGEST = 10  # a message that its writer restarts repeatedly expires after this many times `expire_ms`
 _SPARE = 100
 # These depend on other messages or on the time, so the same chunks may have another outcome the next time.
 _BY_CHANCE = frozenset({"expired", "evicted"})
@@ -120,7 +120,7 @@ class Reassembly:
         self._kept: dict[Message, None] = {}
         self._aside: dict[Message, None] = {}
         self._held = 0
-        self._longest_ms = _LONGEST * limits.expire_ms  # 0 for ever
+        self._longest_ms = _LONGEST * limits.expire_ms  # 0 for never
 
     @property
     def pending(self) -> int:
@@ -201,7 +201,9 @@ class Reassembly:
                 if state.now_ms - message.began_ms < limit:
                     break
                 have, count = message.expected, message.chunk.count
-                events.append(self._drop(state, message, "expired", f"{have} of {count} chunks came in {limit:,} ms"))
+                events.append(
+                    self._drop(state, message, "expired", f"{have} of {count} chunks arrived in {limit:,} ms")
+                )
         return self._counted(events)
 
     # --- commits -----------------------------------------------------------------------------------------------------
@@ -304,7 +306,7 @@ class Reassembly:
             return
         message = state.open.get(chunk.uuid)
         if message is not None and not chunk.id and 0 < self._longest_ms <= now_ms - message.first_ms:
-            detail = f"its writer began again and again for {now_ms - message.first_ms:,.0f} ms"
+            detail = f"its writer restarted repeatedly for {now_ms - message.first_ms:,.0f} ms"
             yield self._drop(state, message, "expired", detail)
             message = None
         if message is None:
@@ -355,7 +357,7 @@ class Reassembly:
             reason, late = ended.reason, True
             detail = f"chunk {chunk.id} of {chunk.count} of a message that was discarded: {reason}"
         elif chunk.id and (ended is not None or not self._rereads or not state.start):
-            detail = f"chunk {chunk.id} of {chunk.count}, and no first one before it"
+            detail = f"chunk {chunk.id} of {chunk.count}, without a first chunk before it"
         elif (found := too_large(chunk, self.limits)) is not None:
             reason, detail = "oversized", found
         else:
@@ -378,7 +380,7 @@ class Reassembly:
 
     def _duplicate(self, state: _Partition, message: Message, chunk: Chunk, now_ms: float) -> None:
         self.counts.duplicates += 1
-        if not chunk.id:  # the writer begins again, and gets the whole time again
+        if not chunk.id:  # the writer restarts, and the whole time is granted again
             message.begun += 1
             message.began_ms = now_ms
             table = self._table(message)
@@ -388,7 +390,7 @@ class Reassembly:
             state.torn.mend(chunk, state.last)
 
     def _keep_within_limits(self, state: _Partition, message: Message) -> Iterator[Event]:
-        """Lets go of what is over the limits; it may be of another partition."""
+        """Releases what exceeds the limits, perhaps of another partition."""
         if message.held > self.limits.pending_bytes:
             detail = f"with keys and headers {message.held:,} bytes, allowed are {self.limits.pending_bytes:,}"
             yield self._drop(state, message, "oversized", detail)
@@ -399,7 +401,7 @@ class Reassembly:
                 continue
             # There is another message: this one alone is within the limits, or was dropped above.
             oldest = next(each for each in chain(self._kept, self._aside) if each is not message)
-            detail = "more messages, or more bytes, are pending than may be"
+            detail = "pending messages exceed the limits"
             yield self._drop(self._of(oldest.partition), oldest, "evicted", detail)
 
     def _set_aside(self, message: Message) -> None:

@@ -150,9 +150,9 @@ class Reference:
 
     Attributes:
         path: the full path in the store.
-        size: bytes of the original value or key; None if there is no header (the seed's own format).
-        checksum: SHA-256, 64 hex digits: of the original, or of the stored bytes if they are encrypted; None if there
-            is no header.
+        size: bytes of the original value or key; None if there is no header (the format of KIP-1159).
+        checksum: SHA-256, 64 hex digits: of the original, or of the stored bytes if they are encrypted; None without
+            a header.
         codec: the compression of the stored bytes, before they were encrypted; None if they are the original.
         encryption: None if they are not encrypted.
         signature: its header; None if it is not signed. Reading does not verify it.
@@ -219,7 +219,7 @@ class Reference:
         size = _size(part.size, ours[part.size]) if part.size in ours else None
         codec = _codec(part.compression, ours[part.compression]) if part.compression in ours else None
         if codec is not None and size is None:
-            raise MalformedReferenceError(part.size, "absent", f"a size, which {part.compression} needs as its bound")
+            raise MalformedReferenceError(part.size, "absent", f"a size, which {part.compression} requires")
         encryption = Encryption.read(ours, part)
         if encryption is not None:
             for name in (part.size, part.checksum):
@@ -235,7 +235,7 @@ def _partition(headers: Sequence[Header], part: Field) -> tuple[dict[str, bytes 
     """The headers of the reference, and the others.
 
     The last flag is the reference's, and so is the first header of each other name after it, with any headers between.
-    If none follows, another program wrote it (seed 000 has only the first header, and promises no order).
+    If none follows, another program wrote it (KIP-1159 has only the first header, and guarantees no order).
     """
     flag = next(i for i in reversed(range(len(headers))) if headers[i][0] == part.flag)
     ours: dict[str, int] = {}

@@ -83,7 +83,7 @@ def _of_there(
             return "size", f"the store has {stored} bytes, the reference says {said}"
     largest = max(stored - tag, reference.size or 0)
     if largest > max_bytes:
-        return "size", f"{largest} bytes are more than {_MAX_BYTES} allows readers, which is {max_bytes}"
+        return "size", f"{largest} bytes exceed {_MAX_BYTES} of the readers, which is {max_bytes}"
     expires_us, until_us, rule = lifetimes
     if expires_us is not None and (until_us is None or expires_us < until_us):
         return "expiring", rule

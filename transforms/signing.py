@@ -56,7 +56,7 @@ class Signing:
         assert isinstance(previous, Sequence)
         if not isinstance(key, str):
             if previous:
-                raise ConfigurationError(PREVIOUS_NAME, f"is of no use without {KEY_NAME}")
+                raise ConfigurationError(PREVIOUS_NAME, f"has no effect without {KEY_NAME}")
             return None
         for name, value in ((KEY_NAME, key), *((PREVIOUS_NAME, each) for each in previous)):
             if len(value) < LEAST_KEY_CHARACTERS:
@@ -91,13 +91,13 @@ class Signing:
         scheme, _, rest = signature.partition(":")
         name, _, digest = rest.partition(":")
         if scheme != _SCHEME:
-            raise SignatureError(reference.path, f"its signature is of another kind than {_SCHEME}")
+            raise SignatureError(reference.path, f"its signature is of a different kind than {_SCHEME}")
         key = self._keys.get(name)
         if key is None:
             known = ", ".join(self._keys)
             raise SignatureError(reference.path, f"it was signed with key {name}, known here are: {known}")
         if not hmac.compare_digest(digest.encode(), _digest(key, reference, part).encode()):
-            raise SignatureError(reference.path, f"its signature with key {name} is not right")
+            raise SignatureError(reference.path, f"its signature with key {name} is wrong")
 
 
 def _name(key: str) -> str:

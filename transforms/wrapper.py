@@ -47,8 +47,8 @@ _LENGTH = struct.Struct(">i")
 _BARE_BYTES = _START.size + _LENGTH.size
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 _UNMAPPED = re.compile(r"wrapper\.header\.(0|-?[1-9][0-9]{0,9})", re.ASCII)
-_NO_KEY = "no int key has this name; give it one (wrapper.header.NUMBER), or leave it out (wrap.on.unmapped.header)"
-_HEADER_COST = 320  # bytes of memory of a header beside its value, at most (CPython 3.11, measured: 290)
+_NO_KEY = "no int key has this name; add one (wrapper.header.NUMBER), or drop the header (wrap.on.unmapped.header)"
+_HEADER_COST = 320  # bytes of memory of a header in addition to its value, at most (CPython 3.11, measured: 290)
 
 
 class KeyRange(Enum):
@@ -90,8 +90,8 @@ class MessageWrapper:
         """The wrapper as bytes, headers in the order of the mapping.
 
         Raises:
-            TypeError: a key is no int, or a value is not bytes.
-            ValueError: a key or a length is no int32, or there are more than `MAX_HEADERS`.
+            TypeError: a key is not an int, or a value is not bytes.
+            ValueError: a key or a length is not an int32, or there are more than `MAX_HEADERS`.
         """
         if len(self.headers) > MAX_HEADERS:
             raise ValueError(f"{len(self.headers):,} headers; allowed are {MAX_HEADERS:,}")
@@ -154,7 +154,7 @@ def _layout(data: bytes) -> tuple[list[tuple[int, int, int]], int]:
         raise MalformedWrapperError("MagicByte", str(magic), str(_MAGIC))
     if not 0 <= headers_length <= size - _BARE_BYTES:
         raise MalformedWrapperError(
-            "HeadersLength", f"{headers_length:,}", f"0 to {size - _BARE_BYTES:,}, what is there"
+            "HeadersLength", f"{headers_length:,}", f"0 to {size - _BARE_BYTES:,}, the bytes that follow"
         )
     end = _START.size + headers_length
     entries = list(_entries(data, end))
@@ -173,11 +173,11 @@ def _entries(data: bytes, end: int) -> Iterator[tuple[int, int, int]]:
             raise MalformedWrapperError("Headers", f"more than {MAX_HEADERS:,}", f"{MAX_HEADERS:,}")
         start = at + _ENTRY.size
         if start > end:
-            found = f"{end - at} bytes behind header {len(seen)}"
+            found = f"{end - at} bytes after header {len(seen)}"
             raise MalformedWrapperError("Headers", found, f"{_ENTRY.size} or more: a key and a length")
         key, length = _ENTRY.unpack_from(data, at)
         if not 0 <= length <= end - start:
-            allowed = f"0 to {end - start:,}, what is there"
+            allowed = f"0 to {end - start:,}, the bytes that follow"
             raise MalformedWrapperError(f"ValueLength of header {key}", f"{length:,}", allowed)
         if key in seen:
             raise MalformedWrapperError("Headers", f"key {key} twice", "each key once")
@@ -225,13 +225,15 @@ class HeaderTable:
             if KeyRange.of(key) is None:
                 raise ValueError(key, f"found {key}, allowed are 0 to {_MOST:,}")
             if _FIRST_OWN <= key <= _LAST_OWN:
-                raise ValueError(key, f"keys {_FIRST_OWN} to {_LAST_OWN} are of references and chunks; take another")
+                raise ValueError(
+                    key, f"keys {_FIRST_OWN} to {_LAST_OWN} are reserved for references and chunks; use another"
+                )
             if not name or name.startswith(UNMAPPED_PREFIX):
                 raise ValueError(key, f"found {name!r}, allowed is a name that does not begin with {UNMAPPED_PREFIX}")
             if not is_utf8(name):
-                raise ValueError(key, f"found {name!r}, allowed is a name that UTF-8 can hold")
+                raise ValueError(key, f"found {name!r}, allowed is a name that can be encoded as UTF-8")
             if name in by_name:
-                raise ValueError(key, f"found {name!r}, which is the name of key {by_name[name]} already")
+                raise ValueError(key, f"found {name!r}, which is already the name of key {by_name[name]}")
             by_name[name] = key
         object.__setattr__(self, "_by_name", by_name)
         object.__setattr__(self, "_by_key", {**OWN_KEYS, **self.names})
@@ -241,14 +243,14 @@ class HeaderTable:
         """The table of keys of a configuration: `wrapper.header.3000001` and the header's name.
 
         Raises:
-            ConfigurationError: the text after `wrapper.header.` is no valid number, or the table is ambiguous.
+            ConfigurationError: the text after `wrapper.header.` is not a valid number, or the table is ambiguous.
         """
         names: dict[int, str] = {}
         for key, name in keys.items():
             number = key.removeprefix(UNMAPPED_PREFIX)
             if not _NUMBER.fullmatch(number):
                 allowed = f"a number from 0 to {_MOST:,}, without leading zeros"
-                raise ConfigurationError(key, f"found {number!r}, allowed behind {UNMAPPED_PREFIX} is {allowed}")
+                raise ConfigurationError(key, f"found {number!r}, allowed after {UNMAPPED_PREFIX} is {allowed}")
             names[int(number)] = name
         try:
             return cls(names)
@@ -273,11 +275,11 @@ class HeaderTable:
 class Unwrap:
     """Takes the wrapper off: appends its headers to the record's own, and replaces it by its value.
 
-    A tombstone is no wrapper, and passes.
+    A tombstone is not a wrapper, and is not changed.
 
     Attributes:
         table: header names by int key.
-        plain: what to do with a value that is no wrapper: an error of the record, or pass it unchanged.
+        plain: what to do with a value that is not a wrapper: an error of the record, or return it unchanged.
     """
 
     table: HeaderTable = field(default_factory=HeaderTable)
@@ -289,7 +291,7 @@ class Unwrap:
         return value is not None and (self.plain == "fail" or MessageWrapper.check(value))
 
     def reserve_bytes(self, record: RecordLike) -> int:
-        """The memory that `unwrap` may take beside the record; small headers take far more than their bytes."""
+        """The memory that `unwrap` may need in addition to the record; small headers need far more than their bytes."""
         value = record.value or b""
         if len(value) < _BARE_BYTES:
             return 0
@@ -301,7 +303,7 @@ class Unwrap:
         """The record that was wrapped; a true tombstone, with its headers, if its value was null.
 
         Raises:
-            MalformedWrapperError: the value is no wrapper.
+            MalformedWrapperError: the value is not a wrapper.
         """
         if record.value is None:
             return Record(record.key, None, record.headers, record.timestamp)
@@ -346,7 +348,7 @@ class Wrap:
             if data is None:
                 raise WrapError(name, "its value is null")
             if key in headers:
-                raise WrapError(name, "it stands there twice")
+                raise WrapError(name, "it occurs twice")
             if len(headers) == MAX_HEADERS:
                 raise WrapError(name, f"a wrapper has {MAX_HEADERS:,} headers at most")
             headers[key] = data

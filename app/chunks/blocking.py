@@ -1,4 +1,4 @@
-"""What a client that blocks does before the next record: it reads ranges again, and hands out discarded messages."""
+"""What a blocking client does before the next record: it re-reads ranges, and passes on discarded messages."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from transforms.read_range import ReadRange
 _STEP_RECORDS = 500
 
 OnDiscarded = Callable[[Discarded], object]
-"""What an application is called with for a message that is not whole."""
+"""Called with each message that cannot be delivered whole."""
 
 
 class Log(Protocol):
-    """A consumer of its own that is no member of a group, and reads a partition anywhere."""
+    """A separate consumer without a group, which reads a partition at any offset."""
 
     def first(self, place: Place) -> int:
         """The lowest offset that is still in the log."""
@@ -45,7 +45,7 @@ class Actions:
         self._records: Iterator[LoggedRecord | None] | None = None
 
     def do_first(self, until_s: float) -> None:
-        """Does the first action; a range is read on, at least one step, until the time of `time.monotonic` is over."""
+        """Does the first action; a range is read, at least one step, until this time of `time.monotonic`."""
         action = self._inbox.actions[0]
         if isinstance(action, Discarded):
             self._on_discarded(action)

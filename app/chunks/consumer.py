@@ -24,35 +24,35 @@ class AssemblingConsumer(WholeRecordConsumer):
     incomplete message. The commit's metadata notes the offset up to which records have been delivered, so
     that a restart does not deliver them again.
 
-    `on_discarded` gets each discarded message, before any record behind it is delivered. If it raises, `getone` or
-    `getmany` raises this error, the next call tries again, and no commit passes the message. By default a warning is
-    logged. `transforms.reassembly` explains the reasons.
+    `on_discarded` is called with each discarded message, before any record behind it is delivered. If it raises an
+    error, `getone` or `getmany` raises it, the next call tries again, and no commit passes the message. By default a
+    warning is logged.
 
-    No limit drops a message. What does not fit into `max.pending.chunked.message` and `max.pending.chunked.bytes` is
-    kept as offsets, and its chunks are read again when the last one has come, by a consumer of its own without a group.
+    No limit drops a message. Messages that exceed `max.pending.chunked.message` or `max.pending.chunked.bytes` are kept
+    as offsets, and their chunks are re-read when the last one has arrived, by a second consumer without a group.
     With `auto.ack.oldest.chunked.message.on.queue.full` the oldest message is dropped instead.
 
-    A message has the place of its last chunk, for `position` and `seek` too. Reading that begins in the middle of a
-    message looks for its first chunk up to `chunk.lookback` offsets before that. So an application that keeps offsets
-    elsewhere loses nothing if it goes on at `position`, or behind the offset of the last record that it has done.
+    The offset of a message is that of its last chunk, for `position` and `seek` too. If reading starts in the middle of
+    a message, its first chunk is searched up to `chunk.lookback` offsets before. An application that stores offsets
+    elsewhere therefore loses nothing if it continues at `position`, or after the last record that it has processed.
 
-    The age of a message grows only while a call waits for its partition, and that is not paused. So a message does not
-    expire while its chunks are in the log and nobody reads them.
+    The age of a message grows only while a call waits for its partition, and the partition is not paused, so a message
+    does not expire while its chunks are in the log and are not read.
 
     A record whose deserializer raises an error keeps its place: the records before it are delivered, then a call raises
     a `RecordDeserializationError`, and the next call tries again. `seek` to the next offset skips it.
 
-    A rebalance forgets incomplete messages: their chunks are read again. `seek` to an offset keeps those that began
-    before it, and no commit passes them.
+    A rebalance forgets incomplete messages, whose chunks are then read again. A `seek` to an offset retains messages
+    that began before it, and no commit passes them.
 
     Args:
-        config: keys with Kafka's names: the arguments of `AIOKafkaConsumer` with dots, and `CONSUMER_KEYS`.
+        config: properties with Kafka's names: the arguments of `AIOKafkaConsumer` with dots, and those of chunks.
         topics: the topics to subscribe to.
         on_discarded: called with each discarded message; may be a coroutine function.
-        options: arguments in place of keys, for values that are not strings: `value_deserializer`, `ssl_context`.
+        options: arguments in place of properties, for values that are not strings: `value_deserializer`, `ssl_context`.
 
     Raises:
-        ConfigurationError: a key is unknown, or its value is wrong.
+        ConfigurationError: a property is unknown, or its value is wrong.
     """
 
     def __init__(

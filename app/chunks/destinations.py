@@ -94,9 +94,9 @@ class Destination:
         if self.topic is not None and self.batch_bytes > self.topic.max_message_bytes:
             raise ConfigurationError(
                 "batch.size",
-                f"found {self.batch_bytes:,}, and topic {self.name} takes batches of "
-                f"{self.topic.max_message_bytes:,} bytes: it would refuse several chunks in one batch; allowed is that "
-                "or less",
+                f"found {self.batch_bytes:,}, but topic {self.name} accepts batches of at most "
+                f"{self.topic.max_message_bytes:,} bytes, and would refuse several chunks in one batch; set it to at "
+                "most this limit",
             )
         return Chunking(limit).split(record, str(uuid.uuid4()))
 
@@ -155,11 +155,11 @@ class Destinations:
                 reason = f"topic {name} does not exist"
             if self._chunk_bytes is None and self._strategy == "chunk":
                 raise ConfigurationError(
-                    "chunk.max.bytes", f"is not set, and topic {name} does not say what it takes: {reason}"
+                    "chunk.max.bytes", f"is not set, and topic {name} does not report its limit: {reason}"
                 ) from exc
             if self._chunk_bytes is None and name not in self._found:
                 _logger.warning(
-                    "the max.message.bytes of topic %s is not known, so it may refuse records that are not over "
+                    "the max.message.bytes of topic %s is unknown, so the topic may refuse records within "
                     "large.message.threshold.bytes: %s",
                     name,
                     reason,

@@ -69,7 +69,7 @@ class Downloads(Generic[R]):
         steps = self._restoring(entry.record)
         try:
             entry.work = partial(_finish, steps, self._threads.submit(next(steps)).result)
-        except StopIteration as end:  # a stage before the store left nothing to download
+        except StopIteration as end:  # a deserializer before the store left nothing to download
             value: R = end.value
             entry.work = lambda: value
         except SerializationError as exc:

@@ -1,7 +1,7 @@
-"""The records that a client has fetched, and that its application does not have yet: whole ones, and pieces.
+"""The records, whole ones and chunks, that a client has fetched and not yet delivered.
 
-A client puts what it has fetched into the queue of its partition, and takes from the head. Pieces are put together
-there: when they are delivered, not when they are fetched. So the head of a queue is the position of its partition.
+A client puts what it has fetched into the queue of its partition, and takes from the head. Chunks are reassembled
+there, when they are delivered, not when they are fetched, so the head of a queue is the position of its partition.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class Inbox(Generic[R]):
         self._queues.move_to_end(place)
 
     def put_back(self, popped: Sequence[tuple[Place, Entry[R]]]) -> None:
-        """Undoes these calls of `pop`, as the application has not got the records; the last one may have failed."""
+        """Reverts these calls of `pop`: the application did not receive the records; the last one may have failed."""
         for place, entry in reversed(popped):
             queue = self._queues.setdefault(place, deque())
             if not queue or queue[0] is not entry:
@@ -209,7 +209,7 @@ class Inbox(Generic[R]):
     def tick(self, seconds: float, places: Iterable[Place]) -> None:
         """Counts the time in which a call has waited for records of these partitions: messages expire by it.
 
-        Not before the records that have come were put together: the last chunk may be one of them.
+        This must follow the reassembly of the records that have arrived, which may include the last chunk.
         """
         for place in places:
             self._waited[place] = self._waited.get(place, 0.0) + seconds
@@ -278,7 +278,7 @@ class Inbox(Generic[R]):
         self._forget(place)
 
     def move(self, place: Place, offset: int) -> None:
-        """The application has set a position; messages that began before it and go on behind it are kept."""
+        """The application has set a position; messages that span it are retained."""
         self._reassembly.move(place, offset)
         self._forget(place)
 

@@ -50,7 +50,7 @@ class Prefetch(Generic[R]):
     def ready(self, entry: Entry[R]) -> bool:
         """Whether nothing has to be awaited before a record can be delivered, or refused.
 
-        At the head of its queue, a download that has failed ahead is forgotten, so that it begins again.
+        At the head of its queue, a download that failed ahead is forgotten, so that it is repeated.
         """
         download: Download | None = entry.work
         if download is None:
@@ -87,10 +87,10 @@ class Prefetch(Generic[R]):
         for entry in chain.from_iterable(zip_longest(*queues)):
             if entry is None or entry.work is not None or (size := self._wanted(entry)) is None:
                 continue
-            # One must begin, whatever others hold: else nothing would ever be delivered.
+            # One must begin, whatever others hold; otherwise nothing would ever be delivered.
             if not (free and entry in heads) and (len(running) >= parallel or (held and held + size > self._max_bytes)):
                 break
-            future = asyncio.ensure_future(self._restore(entry.record))  # goes on if the call is cancelled
+            future = asyncio.ensure_future(self._restore(entry.record))  # continues if the call is cancelled
             future.add_done_callback(retrieve_exception)
             entry.work = Download(future, size, entry not in heads)
             running.add(future)

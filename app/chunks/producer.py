@@ -53,24 +53,24 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
     """An `AIOKafkaProducer` that splits records which the topic would refuse.
 
     A record is split if, as an uncompressed batch of one, it is longer than `chunk.max.bytes`, the topic's
-    `max.message.bytes` or `max.request.size`. The producer asks the cluster for the topic's limit once, and again after
-    the topic has refused a batch. Without the right to ask, `chunk.max.bytes` is required. A tombstone and an empty
-    value are never split.
+    `max.message.bytes` or `max.request.size`. The producer looks up the topic's limit once, and again after the topic
+    has refused a batch. Without the permission to describe it, `chunk.max.bytes` is required. Tombstones and empty
+    values are never split.
 
-    All chunks go to one partition, in order, each as a batch of its own. Other records may stand between them. The log
+    All chunks are sent to one partition, in order, each as a separate batch. Other records may be between them. The log
     has each chunk once (`enable.idempotence` is true by default). A `send` that fails or is cancelled midway leaves
     chunks in the log, which readers discard.
 
-    Sends of one task leave in order. Of sends that run at the same time, a small record may pass a large one.
+    Sends of one task are sent in order. Of concurrent sends, a small record may overtake a large one.
 
     Args:
-        config: keys with Kafka's names: the arguments of `AIOKafkaProducer` with dots, `chunk.max.bytes` and
+        config: properties with Kafka's names: the arguments of `AIOKafkaProducer` with dots, `chunk.max.bytes` and
             `chunk.max.message.bytes`.
-        options: arguments in place of keys, for values that are not strings: `value_serializer`, `ssl_context`,
+        options: arguments in place of properties, for values that are not strings: `value_serializer`, `ssl_context`,
             `partitioner`.
 
     Raises:
-        ConfigurationError: a key is unknown, or its value is wrong.
+        ConfigurationError: a property is unknown, or its value is wrong.
     """
 
     _own_serializers: tuple[Any, Any] = None, None
@@ -151,7 +151,7 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
     async def _first_seen(self, topic: str) -> Destination:
         check_name("topic", topic, "topic")
         await self.partitions_for(topic)  # no payload for a topic that does not exist
-        async with self._asking:  # one question for all sends that wait; they go on in their order
+        async with self._asking:  # one request for all sends that wait; they continue in order
             destination = await self._destinations.of(topic)
         self._plain[topic] = min(self._plain_bytes, destination.plain_bytes)
         return destination

@@ -1,4 +1,4 @@
-"""Reads ranges of a log again, next to a consumer of aiokafka that goes on behind them."""
+"""Re-reads ranges of a log, while a consumer of aiokafka continues after them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RangeReader:
     """A consumer without a group, which starts when it is needed. Belongs to one event loop.
 
     Args:
-        arguments: those of the `AIOKafkaConsumer` that goes on.
+        arguments: those of the `AIOKafkaConsumer` that continues.
     """
 
     def __init__(self, arguments: Mapping[str, object]) -> None:
@@ -34,7 +34,7 @@ class RangeReader:
     def begin(self, range_: ReadRange) -> asyncio.Task[None]:
         """The task that reads a range to its end, in place of any other range.
 
-        It goes on if the call that began it is cancelled. If it has failed, the next call begins it again.
+        It continues if the call that started it is cancelled. If it has failed, the next call restarts it.
         """
         if self._task is None or range_ is not self._range or _failed(self._task):
             self._range, self._task = range_, asyncio.ensure_future(self._read(range_, self._task))

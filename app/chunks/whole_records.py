@@ -104,7 +104,7 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
     async def start(self) -> None:
         """As `AIOKafkaConsumer.start`."""
         await super().start()
-        self._controls.coordinator()  # its rebalances go on from now
+        self._controls.coordinator()  # its rebalances proceed from now on
 
     async def stop(self) -> None:
         """As `AIOKafkaConsumer.stop`, and in any case: within `request.timeout.ms` and two seconds."""
@@ -152,7 +152,7 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
     async def getmany(
         self, *partitions: TopicPartition, timeout_ms: int = 0, max_records: int | None = None
     ) -> Records:
-        """As `AIOKafkaConsumer.getmany`; goes on waiting, up to the time-out, if it reads only chunks.
+        """As `AIOKafkaConsumer.getmany`; continues to wait, up to the timeout, if it reads only chunks.
 
         Discarded messages come first: `on_discarded` gets one at least, and more until the time-out.
 
@@ -213,9 +213,9 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
                 self._subscriptions.wake()
 
     async def _act(self, until_s: float) -> None:
-        """Goes on with what comes before all records: gives a message to `on_discarded`, or reads a range.
+        """Continues the first action: passes a message to `on_discarded`, or reads a range.
 
-        What is read goes on when the time of the call is over.
+        The reading continues when the time of the call is over.
         """
         async with self._acting:
             if self.closed or not self._inbox.actions:
@@ -321,7 +321,7 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
             left -= 1
             if entry.first is not None:
                 self._rates[tp.topic].add()
-            if entry.work is not None:  # the next downloads go on while the application works
+            if entry.work is not None:  # the next downloads run while the application works
                 self._prefetch.begin([tp])
 
     # --- positions ----------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from app.chunks.producer import ChunkingProducer
 from app.chunks.whole_records import WholeRecordConsumer
 from app.config.idempotence import idempotent
 from app.kafka.arguments import Arguments
-from app.serializers import config as taken
+from app.serializers import config as client_config
 from app.serializers.strategy import Outgoing, byte_count, check_wrapper, strategy_of
 from app.serializers.threads import Threads
 from transforms.errors import SerializationError
@@ -47,20 +47,20 @@ class SerializingProducer(ChunkingProducer):
     Sends of one task leave in order. Of sends that run at the same time, one with a large value leaves when its payload
     is stored, so a later one may pass it. If the order matters, await one `send` before the next.
 
-    Batches of `create_batch` take bytes as they are: a batch has no topic, so its records are not serialized.
+    Batches of `create_batch` accept only bytes: a batch has no topic, so its records are not serialized.
 
     `send` adds the headers of a reference to a copy of `headers`. It raises a `SerializationError`, and sends nothing,
-    if a stage raised an error, or a wrapped null would go to a compacted topic. `__cause__` is the reason; `retriable`
-    is true if another try may succeed.
+    if a serializer raised an error, or a wrapped null would be written to a compacted topic. `__cause__` is the reason;
+    `retriable` is true if another try may succeed.
 
     Args:
-        config: keys with Kafka's names: the arguments of `AIOKafkaProducer` with dots, `large.message.strategy`,
-            `chunk.max.bytes`, `chunk.max.message.bytes`, and the keys of the serializers and their store. The store
+        config: properties with Kafka's names: the arguments of `AIOKafkaProducer` with dots, `large.message.strategy`,
+            `chunk.max.bytes`, `chunk.max.message.bytes`, and those of the serializers and their store. The store
             calls of a record must fit into `max.block.ms`.
-        options: arguments in place of keys, for values that are not strings: `ssl_context`, `partitioner`.
+        options: arguments in place of properties, for values that are not strings: `ssl_context`, `partitioner`.
 
     Raises:
-        ConfigurationError: a key is unknown or missing, its value is wrong, or the strategy does not fit the stages.
+        ConfigurationError: a property is unknown, missing or wrong, or the strategy does not fit the serializers.
     """
 
     def __init__(self, config: Mapping[str, object], **options: object) -> None:
@@ -111,7 +111,7 @@ class DeserializingConsumer(WholeRecordConsumer):
     again; `seek` to the next offset skips the record. Chunks that make no message go to `on_discarded`.
 
     The position of a partition moves when a record is delivered, not while it is downloaded. So no commit, rebalance or
-    cancelled call loses a record. A download goes on when its call is cancelled, and serves the next call.
+    cancelled call loses a record. The download of a cancelled call continues, and serves the next call.
 
     Args:
         config: keys with Kafka's names: the arguments of `AIOKafkaConsumer` with dots, `app.chunks.keys.CONSUMER_KEYS`,
@@ -119,7 +119,7 @@ class DeserializingConsumer(WholeRecordConsumer):
         topics: the topics to subscribe to.
         on_discarded: called with each message of chunks that is not whole; may be a coroutine function. By default a
             warning is logged.
-        options: arguments in place of keys, for values that are not strings: `ssl_context`,
+        options: arguments in place of properties, for values that are not strings: `ssl_context`,
             `partition_assignment_strategy`.
 
     Raises:
@@ -130,7 +130,7 @@ class DeserializingConsumer(WholeRecordConsumer):
         self, config: Mapping[str, object], *topics: str, on_discarded: OnDiscarded = warn, **options: object
     ) -> None:
         whole = _CONSUMER.merged(config, options)
-        self._deserializers = taken.consumer(whole, _CONSUMER.keys(), CONSUMER_KEYS)
+        self._deserializers = client_config.consumer(whole, _CONSUMER.keys(), CONSUMER_KEYS)
         self._threads = Threads()
         self._keeps_plain = self._deserializers.keeps_plain
         self._download_s = max(1, self._deserializers.store_timeout_ms) / 1000
@@ -161,7 +161,7 @@ class DeserializingConsumer(WholeRecordConsumer):
     def _restore(self, record: ConsumerRecord) -> ConsumerRecord:
         if self._keeps_plain:
             return record
-        found, headers = taken.deserialized(self._deserializers, record)
+        found, headers = client_config.deserialized(self._deserializers, record)
         if found["value"] is record.value and found["key"] is record.key and tuple(headers) == record.headers:
             return record  # nothing was done with it, and a copy costs more than all the rest
         return replace(record, **found, headers=tuple(headers))

@@ -44,7 +44,7 @@ class CompactionWarning:
             from app.kafka.topics import topic_of
 
             policy = asyncio.run(asyncio.wait_for(topic_of(self._config, topic), _LOOKUP_S)).cleanup_policy
-        except Exception as exc:  # noqa: BLE001  # a warning that cannot be given is no reason for an error
+        except Exception as exc:  # noqa: BLE001  # a warning that cannot be made is not an error
             _logger.debug("cleanup.policy of topic %s is not known: %s: %s", topic, type(exc).__name__, exc)
             return
         if "compact" in policy:

@@ -16,7 +16,7 @@ from transforms.identifiers import check
 
 
 class Composable(Ours):
-    """A list of stages. The stages of a composable in the list stand in its place."""
+    """A list of serializers or deserializers. The items of a composable in the list replace it."""
 
     def __init__(
         self,
@@ -33,56 +33,56 @@ class Composable(Ours):
             found = f"class {listed.__name__}" if isinstance(listed, type) else type(listed).__name__
             raise ConfigurationError(key, f"found one {found}, allowed is a list of classes or dotted paths")
         if not listed or listed == [""]:
-            raise ConfigurationError(key, "is an empty list; list at least one stage")
+            raise ConfigurationError(key, "is an empty list; list at least one item")
         own = [
-            load(item, self._DIRECTION, key, f"stage {position}, ", config or {}, self._field)
+            load(item, self._DIRECTION, key, f"item {position}, ", config or {}, self._field)
             for position, item in enumerate(listed, start=1)
         ]
         self._own = [stage.target for stage in own]
         self.stages = tuple(stage for each in own for stage in _stages(each))
 
     def close(self) -> None:
-        """Closes every stage that has `close`, even if one raises an error; then raises the first error."""
+        """Closes every item that has `close`, even if one raises an error; then raises the first error."""
         close_all(self._own)
 
     def step(self, stage: Stage, topic: str, headers: Headers, data: Any) -> Any:
         """Runs one of `stages`; `data` is not None.
 
         Raises:
-            SerializationError: the stage raised an error, or returned neither `bytes` nor None where it must.
+            SerializationError: the item raised an error, or returned neither `bytes` nor None where it must.
         """
         result = stage.run(topic, headers, data)
         may_be_any = self._DIRECTION == "deserialize" and stage is self.stages[-1]
         if may_be_any or isinstance(result, bytes) or result is None:
             return result
-        raise stage.error(topic, f"gave {type(result).__name__}, allowed are bytes and None")
+        raise stage.error(topic, f"returned {type(result).__name__}, allowed are bytes and None")
 
 
 class ComposableSerializer(Composable):
     """Serializers in order: the first takes the application's object, each later one takes bytes.
 
-    No stage gets a null: it passes as a null, so a tombstone stays one.
+    No serializer is called for a null, so a tombstone stays one.
 
     Args:
-        stages: serializers in a shape that `docs/serializers.md` has; a string is a list of dotted paths with commas.
-        config: the client's configuration; classes among the stages get it.
+        stages: serializers in a shape that `docs/serializers.md` has; a string is a comma-separated list of paths.
+        config: the client's configuration; classes in the list receive it.
         is_key: whether the data are keys, not values.
-        key: the property that lists the stages, for messages; `value.serializers` and the like by default.
+        key: the property that lists the serializers, for messages; `value.serializers` and the like by default.
 
     Raises:
-        ConfigurationError: the list is empty, or a stage cannot be loaded; the message has its position and class.
+        ConfigurationError: the list is empty, or an item cannot be loaded; the message has its position and class.
 
     Attributes:
-        stages: in order.
+        stages: the serializers, in order.
     """
 
     _DIRECTION = "serialize"
 
     def serialize(self, topic: str, headers: Headers, data: Any) -> bytes | None:
-        """The bytes for Kafka. Stages append to `headers`, which are None if the client has none.
+        """The bytes for Kafka. Serializers append to `headers`, which are None if the client has none.
 
         Raises:
-            SerializationError: a stage raised an error, or returned neither `bytes` nor None; or the topic's name is
+            SerializationError: an item raised an error, or returned neither `bytes` nor None; or the topic's name is
                 over its limit.
         """
         try:
@@ -106,7 +106,7 @@ class ComposableDeserializer(Composable):
 
     @cached_property
     def _headerless(self) -> Sequence[Stage]:
-        """The stages for a record without headers, which is neither a reference nor a chunk."""
+        """The deserializers for a record without headers, which is neither a reference nor a chunk."""
         return [stage for stage in self.stages if type(stage.target) is not LargeMessageDeserializer]
 
     @property
@@ -115,10 +115,10 @@ class ComposableDeserializer(Composable):
         return not self._headerless
 
     def deserialize(self, topic: str, headers: Headers, data: bytes | None) -> Any:
-        """The application's object. Stages remove their own headers from `headers`.
+        """The application's object. Deserializers remove their headers from `headers`.
 
         Raises:
-            SerializationError: a stage raised an error, or one before the last returned neither `bytes` nor None.
+            SerializationError: an item raised an error, or one before the last returned neither `bytes` nor None.
         """
         for stage in self.stages if headers else self._headerless:
             if data is None:
@@ -128,7 +128,7 @@ class ComposableDeserializer(Composable):
 
 
 def _stages(own: Stage) -> Sequence[Stage]:
-    """The stages of a composable that is a stage, unless it is of a class that does something else."""
+    """The items of a composable within a list, unless it is of a class that does something else."""
     method = getattr(type(own.target), own.direction, None)
     if method in {ComposableSerializer.serialize, ComposableDeserializer.deserialize}:
         return cast("Composable", own.target).stages

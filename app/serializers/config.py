@@ -34,7 +34,7 @@ class ClientConfig(Generic[_Composable]):
     Attributes:
         parts: the serializers or deserializers of `key` and `value`; a part that is missing is bytes already.
         values: of the properties that are read here for the client; see `producer`.
-        client: the client's own keys, by Kafka's names.
+        client: the client's own properties, by Kafka's names.
     """
 
     parts: Mapping[str, _Composable]
@@ -43,7 +43,7 @@ class ClientConfig(Generic[_Composable]):
 
     @cached_property
     def larges(self) -> Sequence[tuple[str, LargeMessage]]:
-        """The stages that call a store, each with its part."""
+        """The serializers that call a store, each with its part."""
         stages = ((part, stage.target) for part, composable in self.parts.items() for stage in composable.stages)
         return [(part, target) for part, target in stages if isinstance(target, LargeMessage)]
 
@@ -88,13 +88,13 @@ def producer(
     """The serializers that `key.serializers`, `key.serializer`, `value.serializers` and `value.serializer` name.
 
     Args:
-        config: keys as Kafka names them, the store's among them.
-        names: the keys that the client knows.
-        keys: those that it has besides, and that are read here.
+        config: properties as Kafka names them, the store's among them.
+        names: the properties that the client knows.
+        keys: further ones, which are read here.
 
     Raises:
-        ConfigurationError: a name, such as `group.id`, is over its limit; a list is combined with its singular; a stage
-            cannot be loaded; a key is unknown or wrong; the store calls of one record may together take longer than
+        ConfigurationError: a name, such as `group.id`, is over its limit; a list is combined with its singular; an item
+            cannot be loaded; a property is unknown or wrong; or the store calls of one record may together exceed
             `max.block.ms`.
     """
     return _split(config, names, keys, ComposableSerializer, "serializer")
@@ -103,7 +103,7 @@ def producer(
 def consumer(
     config: Mapping[str, object], names: Collection[str], keys: Sequence[Key] = ()
 ) -> ClientConfig[ComposableDeserializer]:
-    """As `producer`, for the four keys of a consumer, and for `max.poll.interval.ms`."""
+    """As `producer`, for the four properties of a consumer, and for `max.poll.interval.ms`."""
     return _split(config, names, keys, ComposableDeserializer, "deserializer")
 
 
@@ -113,7 +113,7 @@ def deserialized(
     """`key` and `value` of a record for the application, and its headers.
 
     Raises:
-        RecordDeserializationError: a stage raised an error.
+        RecordDeserializationError: a deserializer raised an error.
     """
     found, headers = {"key": record.key, "value": record.value}, list(record.headers)
     try:
@@ -183,7 +183,7 @@ def _split(
 
 
 def _check_known(config: Mapping[str, object], known: Sequence[str], parts: Iterable[Composable]) -> None:
-    """Refuses a property that neither the client has, nor a stage.
+    """Refuses a property that neither the client nor a serializer has.
 
     If a class without a list of its properties may have any, only a misspelt one is an error.
     """
@@ -196,8 +196,6 @@ def _check_known(config: Mapping[str, object], known: Sequence[str], parts: Iter
         return
     error = min(errors, key=lambda error: ("did you mean" not in error.reason, error.key != STORE_CLASS))
     if error.key == STORE_CLASS:
-        reason = (
-            "is only for LargeMessageSerializer and LargeMessageDeserializer: add one to the stages, or remove this"
-        )
+        reason = "is only for LargeMessageSerializer and LargeMessageDeserializer: add one to the list, or remove this"
         error = ConfigurationError(STORE_CLASS, reason)
     raise error

@@ -19,7 +19,7 @@ from app.chunks.destinations import ANY_TOPIC_BYTES, is_plain
 from app.chunks.discarded import warn
 from app.chunks.keys import CONSUMER_KEYS
 from app.config.idempotence import idempotent
-from app.serializers import config as taken
+from app.serializers import config as client_config
 from app.serializers.composable import ComposableDeserializer, ComposableSerializer
 from app.serializers.confluent_reads import PollingConsumer
 from app.serializers.confluent_writes import WritingProducer, bare_produce
@@ -59,10 +59,10 @@ def producer_config(config: Mapping[str, object]) -> dict[str, Any]:
     Raises:
         ConfigurationError: a key is unknown or missing, or its value is wrong.
     """
-    return _librdkafka(taken.producer({_LIMIT: _LIMIT_BYTES, **config}, _NAMES))
+    return _librdkafka(client_config.producer({_LIMIT: _LIMIT_BYTES, **config}, _NAMES))
 
 
-def _librdkafka(split: taken.ClientConfig[ComposableSerializer]) -> dict[str, Any]:
+def _librdkafka(split: client_config.ClientConfig[ComposableSerializer]) -> dict[str, Any]:
     client: dict[str, Any] = {key: value for key, value in split.client.items() if key not in _ASIDE}
     return {**client, **{f"{part}.serializer": composable for part, composable in split.parts.items()}}
 
@@ -73,7 +73,7 @@ def consumer_config(config: Mapping[str, object]) -> dict[str, Any]:
     Raises:
         ConfigurationError: as there.
     """
-    split = taken.consumer(config, _NAMES)
+    split = client_config.consumer(config, _NAMES)
     return {**split.client, **{f"{part}.deserializer": composable for part, composable in split.parts.items()}}
 
 
@@ -135,7 +135,7 @@ class SerializingProducer(_Closing, _SerializingProducer, WritingProducer):
         conf: as for `producer_config`, with `large.message.strategy`, `chunk.max.bytes` and `chunk.max.message.bytes`.
 
     Raises:
-        ConfigurationError: as there, or the strategy does not fit the stages.
+        ConfigurationError: as there, or the strategy does not fit the serializers.
     """
 
     def __init__(self, conf: Mapping[str, object]) -> None:
@@ -184,7 +184,7 @@ class SerializingProducer(_Closing, _SerializingProducer, WritingProducer):
         try:
             return bool(super().close()) if hasattr(super(), "close") else self.flush() == 0
         finally:
-            if not self.in_callback:  # where it is refused, and the producer goes on
+            if not self.in_callback:  # where it is refused, and the producer remains usable
                 self._split.close()
 
 
@@ -222,7 +222,7 @@ class DeserializingConsumer(_Closing, PollingConsumer, _DeserializingConsumer, _
     """
 
     def __init__(self, conf: Mapping[str, object], on_discarded: OnDiscarded = warn) -> None:
-        self._split = taken.consumer(conf, _NAMES, CONSUMER_KEYS)
+        self._split = client_config.consumer(conf, _NAMES, CONSUMER_KEYS)
         with self._split.closed_on_error():
             super().__init__(self._split, on_discarded)
 

@@ -67,7 +67,7 @@ class Messages(Inbox[Message]):
 
 
 class Log:
-    """A consumer that is no member of the group, and reads a partition anywhere; see `app.chunks.blocking.Log`."""
+    """A consumer outside the group that reads a partition at any offset; see `app.chunks.blocking.Log`."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._consumer = confluent_kafka.Consumer(dict(config))

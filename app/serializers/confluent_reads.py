@@ -103,13 +103,13 @@ class PollingConsumer(confluent_kafka.Consumer):
         """
 
     def poll(self, timeout: float | None = -1) -> Message | None:
-        """As confluent-kafka's; goes on waiting, up to the time-out, if it reads only chunks.
+        """As confluent-kafka's; continues to wait, up to the timeout, if it reads only chunks.
 
         An interrupt (Ctrl-C) while it waits, or downloads, loses no record: the next call gives it. If the `exception`
         of confluent-kafka's error is a `SerializationError`, it is a `RecordDeserializationError`.
 
         Raises:
-            ConsumeError: the record cannot be deserialized: the next call goes on behind it; or librdkafka reports an
+            ConsumeError: the record cannot be deserialized: the next call continues after it; or librdkafka reports an
                 error.
         """
         if self._commits and time.monotonic() >= self._store_s:
@@ -138,7 +138,7 @@ class PollingConsumer(confluent_kafka.Consumer):
         gives what it had.
 
         Raises:
-            ConsumeError: the first record cannot be deserialized: the next call goes on behind it.
+            ConsumeError: the first record cannot be deserialized: the next call continues after it.
             ValueError: more messages than a million.
         """
         if self._commits and time.monotonic() >= self._store_s:
@@ -161,7 +161,7 @@ class PollingConsumer(confluent_kafka.Consumer):
         return is_chunk(headers) or any(large.wants(b"", headers) for _, large in self._split.larges)
 
     def _deserialized(self, messages: list[Message]) -> list[Message]:
-        """Deserializes messages that nothing stands before; if one fails, they go on by way of the inbox."""
+        """Deserializes messages that nothing precedes; if one fails, they are delivered through the inbox."""
         for at, message in enumerate(messages):
             try:
                 self.deserialize(message)
@@ -225,7 +225,7 @@ class PollingConsumer(confluent_kafka.Consumer):
                         self._inbox.pop(place)
                         raise entry.error
                     return
-                given.append((place, entry))  # first: `put_back` undoes what an interrupt leaves half done
+                given.append((place, entry))  # first: `put_back` reverts what an interrupt leaves half done
                 self._inbox.pop(place)
 
     def _upcoming(self) -> Iterator[Entry[Message]]:
@@ -250,7 +250,7 @@ class PollingConsumer(confluent_kafka.Consumer):
                     message.set_key(found["key"])
                     message.set_value(found["value"])
                 entry.work = _DONE
-        except Exception as error:  # noqa: BLE001  # a stage may raise any
+        except Exception as error:  # noqa: BLE001  # a deserializer may raise any
             entry.error = failure_of(error, message)
         return entry.error is None
 
@@ -377,8 +377,8 @@ class PollingConsumer(confluent_kafka.Consumer):
             asked = [TopicPartition(*each) for each, commit in self._new.items() if commit is None]
             try:
                 self._new |= {place_of(each): each for each in self.committed(asked, timeout=REQUEST_S)}
-            except KafkaException as exc:  # without the note records may come again
-                _logger.warning("topic %s partition %d: its commit is not known: %s", *place, exc)
+            except KafkaException as exc:  # without the note records may be delivered again
+                _logger.warning("topic %s partition %d: its committed offset is unknown: %s", *place, exc)
         commit = self._new.pop(place)
         if commit is not None and not 0 <= commit.offset <= offset:  # reading did not begin there
             commit = None

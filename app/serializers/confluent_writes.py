@@ -28,7 +28,7 @@ OnDelivery = Callable[..., None]
 _METADATA_S = 30.0
 _ROOM_S = 0.1  # how long one look waits for room in librdkafka's queue
 _QUEUE = "queue.buffering.max.messages"
-_QUEUE_MESSAGES = 100_000  # librdkafka's default; 0 is no limit
+_QUEUE_MESSAGES = 100_000  # librdkafka's default; 0 means unlimited
 _DEFAULT_PARTITIONER = "consistent_random"
 # Keys for which librdkafka's partitioners take a partition at random for each record; `random` does for all.
 _AT_RANDOM: Mapping[str, tuple[bytes | None, ...]] = {
@@ -56,7 +56,7 @@ _bare_poll: Callable[..., int] = confluent_kafka.Producer.poll
 class WritingProducer(confluent_kafka.Producer):
     """The `produce` of our `SerializingProducer`, behind the serializers: it takes bytes.
 
-    It survives a `poll` or `flush` in one of its own callbacks. confluent-kafka keeps the state of such a call by
+    It survives a `poll` or `flush` in a callback of this producer. confluent-kafka keeps the state of such a call by
     thread, and a second one on the same thread removes it: with the next callback the process ends (issue 457 there).
     Here the second call is an error.
 
@@ -69,7 +69,7 @@ class WritingProducer(confluent_kafka.Producer):
         self._calling = set[int]()
         self._most_queued = config.get(_QUEUE, _QUEUE_MESSAGES)
         self._partitioner = str(config.get("partitioner") or _DEFAULT_PARTITIONER)
-        # confluent-kafka calls it for a record that has no callback of its own.
+        # confluent-kafka calls it for a record without a callback.
         self._on_delivery: Any = config.get("on_delivery")
 
     @property
@@ -167,8 +167,8 @@ class WritingProducer(confluent_kafka.Producer):
         if most and queued + count > most:
             raise BufferError(
                 f"Local: Queue full: the value for topic {topic} has {count:,} chunks, and {queued:,} of {most:,} "
-                f"messages ({_QUEUE}) are queued; in a callback produce cannot wait for room: produce the value again "
-                f"once poll or flush has returned, or raise {_QUEUE}"
+                f"messages ({_QUEUE}) are queued; produce cannot wait for space in a callback; produce the value again "
+                f"after poll or flush has returned, or raise {_QUEUE}"
             )
 
     def _any_partition(self, topic: str) -> int:
@@ -188,8 +188,8 @@ def _nested(name: str) -> KafkaException:
     return KafkaException(
         KafkaError(
             KafkaError._STATE,  # noqa: SLF001  # a public name, as librdkafka's are written
-            f"{name} was called in a callback of the same producer, where confluent-kafka ends the process; "
-            "produce is allowed there, and all else once poll or flush has returned",
+            f"{name} was called in a callback of the same producer, where confluent-kafka aborts the process; "
+            f"only produce is allowed in a callback; call {name} after poll or flush has returned",
         )
     )
 

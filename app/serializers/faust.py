@@ -3,8 +3,8 @@
     app = faust.App("orders", broker=..., Topic=LargeMessageTopic)
     orders = app.topic("orders", value_type=Order, schema=LargeMessageSchema({...}))
 
-Codecs and models work after the download and before the upload. Tables and their changelogs have schemas of their own
-and stay as they are.
+Codecs and models work after the download and before the upload. Tables and their changelogs have separate schemas and
+are not affected.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class LargeMessageTopic(faust.Topic):
             raise SerializationError(
                 name,
                 VALUE.name,
-                "LargeMessageTopic: it must go in chunks, and with stream_publish_on_commit Faust keeps no order "
-                "among what it sends for one event; give send force=True, or switch this setting off",
+                "LargeMessageTopic: it must be sent in chunks, and with stream_publish_on_commit Faust does not "
+                "preserve the order of what it sends for one event; call send with force=True, or disable this setting",
             )
         piece: Record | None = await asyncio.to_thread(next, pieces)  # hashes the value
         assert piece is not None
@@ -137,7 +137,7 @@ class LargeMessageTopic(faust.Topic):
             raise SerializationError(
                 name,
                 VALUE.name,
-                "LargeMessageTopic: it must go in chunks to one partition, and with exactly_once Faust takes no "
-                "partition for a topic that the app does not read; give the record a key",
+                "LargeMessageTopic: it must be sent in chunks to one partition, and with exactly_once Faust "
+                "accepts no partition for a topic that the app does not read; send the record with a key",
             )
         return chosen

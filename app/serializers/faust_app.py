@@ -90,19 +90,19 @@ def keep_membership(app: AppT) -> None:
     """Counts as a poll of Faust's consumer, which does not poll during a download.
 
     A consumer that does not poll for `broker_max_poll_interval` leaves its group. Then aiokafka waits for a poll before
-    it joins again, and Faust waits for the group before it polls: for ever (tried).
+    it rejoins, and Faust waits for the group before it polls, so neither ever happens (tried).
     """
     if (consumer := _consumer(app)) is not None:
         count_as_poll(consumer)
 
 
 def outlive_crash(app: AppT) -> None:
-    """Has the thread of Faust's consumer run on when the app crashes, until it is stopped; to be called before.
+    """Keeps the thread of Faust's consumer running when the app crashes, until it is stopped; call it before.
 
-    A crash ends the thread immediately. If the app's last commit then comes while the thread takes no more work and has
-    not ended yet, Faust waits for the end of the commit for ever, and the worker does not stop (tried).
+    A crash ends the thread immediately. If the app's last commit is requested while the thread accepts no more work and
+    has not ended yet, Faust waits forever for the end of the commit, and the worker does not stop (tried).
     """
     thread = getattr(getattr(app, "_consumer", None), "_thread", None)
     if isinstance(thread, AIOKafkaConsumerThread):
-        # In the place of what marks a service as crashed, which ends its thread.
-        cast("Any", thread)._crash = lambda _: None  # noqa: SLF001  # nothing public parts it from the app's crash
+        # Replaces what marks a service as crashed, which ends its thread.
+        cast("Any", thread)._crash = lambda _: None  # noqa: SLF001  # nothing public separates it from the app's crash

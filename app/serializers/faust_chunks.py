@@ -1,4 +1,4 @@
-"""Chunks in a Faust app: whole messages for its agents, and acknowledgements that wait for incomplete ones.
+"""Chunks in a Faust app: its agents get whole messages, and acknowledgements wait for incomplete ones.
 
 Faust commits behind what its agents have acknowledged, and each record is in its hands before a schema sees it. So this
 holds one acknowledgement more for each record that no commit may pass: that of each chunk, and of the records behind

@@ -20,7 +20,7 @@ from app.chunks.discarded import OnDiscarded, warn
 from app.chunks.keys import CONSUMER_KEYS, STRATEGY
 from app.config.client import coerced, limits_names
 from app.config.wrapping import HEADER_KEY, WRAPPER_KEYS, is_header_key, wrapper_settings
-from app.serializers import config as taken
+from app.serializers import config as client_config
 from app.serializers.composable import ComposableDeserializer
 from app.serializers.faust_app import check_names, client_keys, keep_membership, outlive_crash
 from app.serializers.faust_chunks import Chunks, listed
@@ -64,7 +64,7 @@ class _Opened:
     """
 
     writes: Writes
-    reads: taken.ClientConfig[ComposableDeserializer]
+    reads: client_config.ClientConfig[ComposableDeserializer]
     chunks: Chunks
     unwrap: Unwrap | None
 
@@ -80,12 +80,12 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
     Kafka has it, so `event.forward` forwards the reference.
 
     Chunks. A value in chunks is the event of its last chunk; its `event.message` is whole, too. No commit passes the
-    first chunk of a message that is incomplete, or that an agent has not done with. So a restart may give again what is
-    behind that chunk. What memory does not hold is read again from the log, by a second consumer that is no member of
-    the group. All topics that one schema reads share its limits. A topic with chunks has one schema.
+    first chunk of a message that is incomplete, or that an agent has not finished, so records behind that chunk may be
+    delivered again after a restart. Chunks that exceed the memory limit are re-read from the log, by a second consumer
+    outside the group. All topics that one schema reads share its limits. A topic with chunks needs a single schema.
 
     Writing. `large.message.strategy` is `offload` (the default), `chunk` or `auto`, as with the other clients. Only
-    `chunk` needs no store. With a `LargeMessageTopic`, a thread uploads payloads, the topic is asked what it takes, and
+    `chunk` needs no store. With a `LargeMessageTopic`, a thread uploads payloads, the topic's limit is looked up, and
     chunks are sent. With Faust's own topic, `send` blocks the event loop for the upload, sends no chunks, and the
     schema serves one topic.
 
@@ -138,7 +138,7 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
             allow_empty=allow_empty,
         )
         if keys and wrapped:
-            raise ValueError("LargeMessageSchema: found keys=True and wrapped=True, allowed is one of the two")
+            raise ValueError("LargeMessageSchema: keys=True cannot be combined with wrapped=True")
         self._config = config
         self._parts = (KEY, VALUE) if keys else (VALUE,)
         self._is_wrapped = wrapped
@@ -231,8 +231,8 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
             raise SerializationError(
                 names,
                 part.name,
-                f"LargeMessageSchema: it serves {names}, and payloads are stored by topic; give each topic a schema of "
-                "its own, or the app Topic=LargeMessageTopic",
+                f"LargeMessageSchema: it serves {names}, and payloads are stored by topic; use a separate schema "
+                "for each topic, or set Topic=LargeMessageTopic on the app",
             )
         return next(iter(self._topics))
 
@@ -265,7 +265,7 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
                     event.message = message  # by which Faust tracks offsets
                 return event
             except Exception:
-                outlive_crash(app)  # Faust crashes with it, but for a decode error of its own
+                outlive_crash(app)  # Faust crashes with it, unless it is one of Faust's decode errors
                 raise
 
         return cast("DecodeFunction", restore)
@@ -314,7 +314,7 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
             config.pop(STRATEGY.name, None)
             writes = Writes(app, whole, self._parts, wrap)  # refuses what is unknown to both
             with writes.closed_on_error():
-                reads = taken.consumer(config, list(whole), CONSUMER_KEYS)
+                reads = client_config.consumer(config, list(whole), CONSUMER_KEYS)
                 with reads.closed_on_error():
                     interval_ms = int(app.conf.broker_max_poll_interval * 1000)
                     of_app = " (broker_max_poll_interval of the app)"
@@ -356,7 +356,7 @@ async def _download(app: AppT, reader: ComposableDeserializer | None, part: Fiel
                 raise
             if wait_s == _FIRST_WAIT_S:
                 located = exc.at(whole.partition, whole.offset)
-                _logger.warning("%s; it is tried again until it succeeds, and the records behind it wait", located)
+                _logger.warning("%s; it is retried until it succeeds, and records after it wait", located)
         else:
             setattr(whole, part.name, data)
             return

@@ -51,7 +51,7 @@ class Writes:
         self._strategy = strategy_of(config)
         for name in config:
             if name.removesuffix("s") in _STAGES:
-                raise ConfigurationError(name, "is not for Faust: codecs and models take its place; remove it")
+                raise ConfigurationError(name, "is not supported with Faust: codecs and models replace it; remove it")
         stages = {
             f"{part.name}.serializer": LargeMessageSerializer
             for part in parts
@@ -66,7 +66,7 @@ class Writes:
                     raise unknown(name, known)  # that something else is missing would be half of the truth
             what = "keys=True" if self._strategy == "chunk" else f"{STRATEGY.name} = {self._strategy!r}"
             raise ConfigurationError(
-                STORE_CLASS, f'is missing; {what} needs a store, and only {STRATEGY.name} = "chunk" for values does not'
+                STORE_CLASS, f'is missing; {what} needs a store (only {STRATEGY.name} = "chunk" for values does not)'
             )
         if store is not None and not stages:  # which only the reader has, and checks
             any_name = own_names(store) is None
@@ -126,8 +126,8 @@ class Writes:
             raise SerializationError(
                 topic,
                 VALUE.name,
-                f"LargeMessageSchema: it is large ({len(value):,} bytes) and must go in chunks, which only `await "
-                "topic.send(…)` sends, in an app with Topic=LargeMessageTopic and without stream_publish_on_commit",
+                f"LargeMessageSchema: it is large ({len(value):,} bytes) and must be sent in chunks, which requires "
+                "`await topic.send(…)` in an app with Topic=LargeMessageTopic and without stream_publish_on_commit",
             )
 
     async def sized(

@@ -54,7 +54,7 @@ class SerializingProducer(WritingProducer):
         options: arguments in place of keys, for values that are not strings: `ssl_context`, `partitioner`.
 
     Raises:
-        ConfigurationError: a key is unknown or missing, its value is wrong, or the strategy does not fit the stages.
+        ConfigurationError: a property is unknown, missing or wrong, or the strategy does not fit the serializers.
     """
 
     def __init__(self, config: Mapping[str, object], **options: object) -> None:

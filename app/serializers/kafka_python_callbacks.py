@@ -1,4 +1,4 @@
-"""What kafka-python calls on a thread of its own: providers of tokens, and listeners of rebalances."""
+"""What kafka-python calls on a separate thread: providers of tokens, and listeners of rebalances."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
     # --- records ------------------------------------------------------------------------------------------------------
 
     def poll(self, timeout_ms: float = 0, max_records: int | None = None) -> dict[TopicPartition, list[ConsumerRecord]]:
-        """As `KafkaConsumer.poll`; goes on waiting, up to the time-out, if it reads only chunks.
+        """As `KafkaConsumer.poll`; continues to wait, up to the timeout, if it reads only chunks.
 
         Raises:
             SerializationError: a record cannot be restored; see the class.
@@ -251,13 +251,13 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
         self._next.update({tp: records[-1].offset + 1 for tp, records in found.items()})
 
     def _begin(self, tp: TopicPartition, offset: int) -> None:
-        """Reading begins: at the commit, if the application has not sought. Without its note records may come again."""
+        """Reading starts, at the commit unless the application has sought. Without its note, records may repeat."""
         committed = None
         if tp not in self._next and self.config["group_id"] is not None:
             try:
                 committed = self.committed(tp, metadata=True, timeout_ms=REQUEST_MS)
             except KafkaError as exc:
-                _logger.warning("topic %s partition %d: its commit is not known: %s", *tp, exc)
+                _logger.warning("topic %s partition %d: its committed offset is unknown: %s", *tp, exc)
         if committed is not None and not 0 <= committed.offset <= offset:  # reading did not begin there
             committed = None
         self._inbox.begin(tp, offset, None if committed is None else committed.metadata)
@@ -309,9 +309,9 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
             return {tp: self._safe(tp, at.offset, at.metadata or "", stated=True) for tp, at in offsets.items()}
         if not self._polling:  # else a listener commits, or a signal handler: kafka-python's positions say nothing
             for tp in self.assignment():
-                # `poll` raises the first; the other comes where kafka-python's thread takes the partition away.
+                # `poll` raises the first; the other occurs where kafka-python's thread revokes the partition.
                 with suppress(KafkaError, KeyError):
-                    # It may be behind what is no record, such as the mark of a transaction.
+                    # It may be after something that is not a record, such as the marker of a transaction.
                     offset = super().position(tp, timeout_ms=0)
                     if offset is not None:
                         if not self._inbox.has_begun(tp):
@@ -357,8 +357,8 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
         if self._commits and (safe := self._offsets(partitions)):
             try:
                 await super().commit_async(safe)
-            except Exception as exc:  # noqa: BLE001  # the rebalance has to go on, whatever it was
-                _logger.warning("the offsets were not committed before a rebalance; records may come again: %s", exc)
+            except Exception as exc:  # noqa: BLE001  # the rebalance has to continue, whatever it was
+                _logger.warning("the offsets were not committed before a rebalance; records may repeat: %s", exc)
 
     def _forget_gone(self, lost: Iterable[TopicPartition] = ()) -> None:
         for tp in [*lost, *{*self._next} - self.assignment()]:
@@ -391,4 +391,4 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
 
 def _warn_of_error(_: object, response: object) -> None:
     if isinstance(response, Exception):
-        _logger.warning("an automatic commit failed, and is tried again: %s", response)
+        _logger.warning("an automatic commit failed and will be retried: %s", response)

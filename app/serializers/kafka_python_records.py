@@ -115,7 +115,7 @@ class Records(Inbox[ConsumerRecord]):
 
 
 class Log:
-    """A consumer that is no member of the group, and reads a partition anywhere; see `app.chunks.blocking.Log`.
+    """A consumer outside the group that reads a partition at any offset; see `app.chunks.blocking.Log`.
 
     Args:
         arguments: of the consumer that is one.

@@ -42,7 +42,7 @@ class ChunkedFuture(Future):  # type: ignore[misc]  # kafka-python has no types
 
 
 class _Given(threading.local):
-    """What the application has given for the record that a thread sends, which only a partitioner of its own sees.
+    """What the application passed for the record that a thread sends, which only a custom partitioner sees.
 
     Attributes:
         record: key and value; None if they are bytes that no serializer has changed.
@@ -97,10 +97,10 @@ class WritingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python has 
         For a value in chunks, the result is the metadata of the last one.
 
         Raises:
-            SerializationError: a stage raised an error, or a wrapped null would go to a compacted topic, and nothing is
-                sent. `__cause__` is the reason; `retriable` is true if another try may succeed.
+            SerializationError: a serializer raised an error, or a wrapped null would be written to a compacted topic;
+                nothing is sent. `__cause__` is the reason; `retriable` is true if another try may succeed.
             ChunkError: the record cannot be split, or its topic is compacted.
-            ConfigurationError: the strategy is `chunk`, and the topic does not say what it takes.
+            ConfigurationError: the strategy is `chunk`, and the topic's limit is unknown.
         """
         if self._ended:
             raise IllegalStateError("KafkaProducer already closed!")
@@ -158,10 +158,10 @@ class WritingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python has 
 
 
 class _Partitioner(Partitioner):  # type: ignore[misc]  # kafka-python has no types
-    """A partitioner of the application's own: it is given the application's own key and value, and its choice is noted.
+    """A custom partitioner: it receives the application's own key and value, and its choice is noted.
 
-    Else only the future of the first chunk would tell the choice, and a callback cannot wait for one: it runs on the
-    thread that ends all futures.
+    Otherwise only the future of the first chunk would have the choice, and a callback cannot wait for it, since it runs
+    on the thread that completes all futures.
     """
 
     def __init__(self, given: _Given, own: Any) -> None:

@@ -77,9 +77,7 @@ class LargeMessage(Configured):
             ConfigurationError: there is none.
         """
         if self._store is None:
-            raise ConfigurationError(
-                "value.serializers", f"{type(self).__name__}: configure was not called, or close was"
-            )
+            raise ConfigurationError("value.serializers", f"{type(self).__name__}: is not configured, or was closed")
         return self._store
 
     def close(self) -> None:
@@ -95,7 +93,7 @@ class LargeMessage(Configured):
             raise SerializationError(
                 context.topic,
                 field,
-                f"this {type(self).__name__} was made for {self._field}s; make another one for {field}s, with "
+                f"this {type(self).__name__} was created for {self._field}s; create another one for {field}s, with "
                 f"is_key={field == KEY.name}",
             )
         return super().__call__(data, context)
@@ -127,11 +125,11 @@ class LargeMessageSerializer(LargeMessage):
         self._encrypts = self._keyring is not None and self._keyring.writes
         if self._part is KEY:
             if config.get(GENERATOR) == "uuid":
-                hint = "leave it out, and values have uuid and keys sha256"
+                hint = "remove it: values then use uuid and keys sha256"
                 raise ConfigurationError(GENERATOR, f"found 'uuid', allowed for keys is sha256: {_EQUAL_KEYS}; {hint}")
             if self._encrypts:
                 found = f"found {values[TYPE_NAME]!r}, and keys cannot be encrypted"
-                hint = "take LargeMessageSerializer out of the serializers of keys"
+                hint = "remove LargeMessageSerializer from the serializers of keys"
                 raise ConfigurationError(TYPE_NAME, f"{found}: {_EQUAL_KEYS}; {hint}")
             # Equal keys need equal references, of whatever producer, and two compressors seldom agree to the byte.
             codec, generator = "none", "sha256"
@@ -226,7 +224,7 @@ class LargeMessageSerializer(LargeMessage):
             if again != reference:
                 raise ConfigurationError(
                     STORE_CLASS,
-                    "gave two paths for one key, and so two partitions; its publish must name a payload by its bytes",
+                    "returned two paths for one key, so two partitions; its publish must name payloads by their bytes",
                 )
             self._to_prove = False
         return reference
@@ -261,10 +259,10 @@ class LargeMessageDeserializer(LargeMessage):
         if self._part is VALUE and is_chunk(headers):
             raise self._error(
                 topic,
-                f"the value is a piece of a message, {piece_text(headers)}, and it sees one record at a time; read the "
-                "topic with the DeserializingConsumer of wideload.serializers.aiokafka, .confluent or .kafka_python, "
-                "with the LargeMessageSchema of wideload.serializers.faust, or behind a pipeline with the transform "
-                "inflate or assemble",
+                f"the value is a chunk of a message, {piece_text(headers)}, and a deserializer sees one record at a "
+                "time; read the topic with the DeserializingConsumer of wideload.serializers.aiokafka, .confluent or "
+                ".kafka_python, with the LargeMessageSchema of wideload.serializers.faust, or behind a pipeline with "
+                "the transform inflate or assemble",
             )
         if not is_reference(headers, self._part):
             return data

@@ -8,7 +8,7 @@ It is a class, an object, or the dotted path of a class or a function, with one 
     __call__(data)                      aiokafka, and any plain function
 
 and the same with `deserialize`. As in Kafka's clients, a class is called without arguments, and its object gets the
-client's whole configuration by `configure(config, is_key)`, if it has this method; an object is taken as it is.
+client's whole configuration by `configure(config, is_key)`, if it has this method; an object is used unchanged.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BY_POSITION = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage that is ready.
+    """An item of a list, ready to be called.
 
     Attributes:
         name: for messages: the property that lists it, its position there, and its class.
@@ -54,12 +54,12 @@ class Stage:
 
     @property
     def keys(self) -> Sequence[str] | None:
-        """The properties that it has for itself. None if they may be any: it is configured, and does not list them."""
+        """Its own properties. None if they may be any, because it is configured and does not list them."""
         found: Sequence[str] | None = getattr(self.target, "KEYS", None if hasattr(self.target, "configure") else ())
         return found
 
     def run(self, topic: str, headers: Headers, data: Any) -> Any:
-        """What it makes of the data.
+        """The result for the data.
 
         Raises:
             SerializationError: it raised an error.
@@ -72,13 +72,13 @@ class Stage:
             raise self.error(topic, f"raised {type(exc).__name__}: {exc}") from exc
 
     def error(self, topic: str, reason: str) -> SerializationError:
-        """An error that names the stage."""
+        """An error that names the item."""
         deserializing = self.direction == "deserialize"
         return SerializationError(topic, self.field, f"{self.name}, {reason}", deserializing=deserializing)
 
 
 def load(item: object, direction: Direction, key: str, where: str, config: Mapping[str, object], field: str) -> Stage:
-    """The stage for an item of the property `key`; `where` is its position there, for messages.
+    """Loads an item of the property `key`; `where` is its position there, for messages.
 
     Raises:
         ConfigurationError: the item cannot be found or called, lacks the method, or refuses the configuration.
@@ -100,8 +100,8 @@ def load(item: object, direction: Direction, key: str, where: str, config: Mappi
         except Exception as exc:
             raise ConfigurationError(
                 key,
-                f"{name}: cannot be made without arguments ({type(exc).__name__}: {exc}); "
-                "put the object itself in its place, made as it should be",
+                f"{name}: cannot be created without arguments ({type(exc).__name__}: {exc}); "
+                "list a configured object in place of the class",
             ) from exc
     call = _call(target, direction, field)
     if call is None:
@@ -121,7 +121,7 @@ def load(item: object, direction: Direction, key: str, where: str, config: Mappi
 
 
 def _call(target: object, direction: Direction, field: str) -> Call | None:
-    """The call of a stage, whichever shape it has; None if it has none."""
+    """How an item is called, whichever shape it has; None if it cannot be."""
     method = getattr(target, direction, None)
     if callable(method):
         names, required = _positional(method, ("topic", "headers", "data"))
@@ -171,7 +171,7 @@ def close_all(targets: Iterable[object]) -> None:
 
 
 class Ours:
-    """What our serializers and deserializers have in common."""
+    """The common part of our serializers and deserializers."""
 
     _DIRECTION: ClassVar[Direction]
     _field = "value"
@@ -179,9 +179,9 @@ class Ours:
     def __call__(self, data: Any, context: Any) -> Any:
         """As `serialize` or `deserialize`, called as by confluent-kafka.
 
-        What is changed in the headers is changed in the list or dict of the context, as there is no other way to the
-        record; after an error, they stay. An application may use its list or dict again, for the next record, or for
-        the same one after a full queue. So headers that a serializer added before are removed first.
+        Changes of the headers are made in the list or dict of the context, because there is no other way to the
+        record; they remain after an error. An application may reuse its list or dict, for the next record, or for
+        this one after a full queue. Headers that a serializer added before are therefore removed first.
         """
         given, call = context.headers, getattr(self, self._DIRECTION)
         if not isinstance(given, list | dict):  # there is no place for a header
@@ -203,14 +203,14 @@ class Ours:
 
 
 class Configured(Ours, ABC):
-    """One of ours that is configured as Kafka configures a serializer."""
+    """One of our classes that is configured as Kafka configures a serializer."""
 
     def __init__(self, config: Mapping[str, object] | None = None, *, is_key: bool = False) -> None:
         if config is not None:
             self.configure(config, is_key)
 
     def configure(self, config: Mapping[str, object], is_key: bool = False) -> None:  # noqa: FBT001, FBT002  # Kafka's signature
-        """Takes the client's whole configuration; makes no request.
+        """Reads the client's whole configuration; makes no request.
 
         Raises:
             ConfigurationError: see the class.
@@ -220,4 +220,4 @@ class Configured(Ours, ABC):
 
     @abstractmethod
     def _take(self, config: Mapping[str, object]) -> None:
-        """Takes the properties that are its own."""
+        """Reads its own properties."""

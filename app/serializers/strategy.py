@@ -1,4 +1,4 @@
-"""What `large.message.strategy` asks of a producer: which stages it needs, and what is sent in place of a record."""
+"""What `large.message.strategy` requires: the serializers of a producer, and what is sent in place of a record."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.chunks.keys import PRODUCER_KEYS, STRATEGY
 from app.config.chunking import Strategy
 from app.config.client import coerced
 from app.kafka.topics import Topic, topic_of
-from app.serializers import config as taken
+from app.serializers import config as client_config
 from app.serializers.large_message import LargeMessageSerializer
 from app.serializers.wrapper import TypedWrapper
 from stores.keys import read
@@ -53,7 +53,7 @@ def check_wrapper(destination: Destination, value: object) -> None:
             topic.name,
             "value",
             f"found a wrapper without a value, and the topic has cleanup.policy={topic.cleanup_policy}: compaction "
-            "would keep it as any other value; send None, which deletes the key",
+            "would keep it like any other value; send None, which deletes the key",
         )
 
 
@@ -82,7 +82,7 @@ class Outgoing:
             any.
 
     Raises:
-        ConfigurationError: a key is unknown or missing, its value is wrong, or the strategy does not fit the stages.
+        ConfigurationError: a property is unknown, missing or wrong, or the strategy does not fit the serializers.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Outgoing:
         strategy = strategy_of(whole)
         config = {name: value for name, value in whole.items() if name != STRATEGY.name}
         # The strategy may have been meant by a misspelt key.
-        self.serializers = taken.producer(config, [*names, STRATEGY.name], PRODUCER_KEYS)
+        self.serializers = client_config.producer(config, [*names, STRATEGY.name], PRODUCER_KEYS)
         with self.serializers.closed_on_error():
             larges = [each for part, each in self.serializers.larges if part == "value"]
             self.large = large = next((each for each in larges if isinstance(each, LargeMessageSerializer)), None)
@@ -157,10 +157,10 @@ class Outgoing:
 
 
 def byte_count(config: Mapping[str, object], name: str, default: object) -> int:
-    """The number of bytes that a key of a client has.
+    """The number of bytes that a property of a client has.
 
     Raises:
-        ConfigurationError: it is no number.
+        ConfigurationError: it is not a number.
     """
     given = config.get(name, default)
     try:

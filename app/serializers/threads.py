@@ -1,7 +1,7 @@
-"""Serializers run from an event loop: store calls go to a thread, everything else runs on the loop.
+"""Serializers that are called from an event loop: store calls run on a thread, everything else on the loop.
 
-Stages of the application run on the loop, one at a time, as aiokafka itself calls serializers. So they need not be safe
-for threads, and a small record costs no thread.
+The application's serializers run on the loop, one at a time, as aiokafka itself calls them. They need not be
+thread-safe, and a small record needs no thread.
 """
 
 from __future__ import annotations

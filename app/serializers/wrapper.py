@@ -21,8 +21,8 @@ from transforms.wrapper import UNMAPPED_PREFIX, HeaderTable, MessageWrapper
 V = TypeVar("V")
 
 _MARKER_STAYS = (
-    "a wrapper without a value deletes nothing there: compaction keeps it as any other value; send None, which deletes "
-    "the key"
+    "a wrapper without a value deletes nothing there: compaction keeps it like any other value; send None, which "
+    "deletes the key"
 )
 
 
@@ -79,8 +79,8 @@ class WrapperSerializer(_Wrapper):
     """Serializes a `MessageWrapper` or a `TypedWrapper`: the first of `value.serializers`.
 
     In a `MessageWrapper` the value is bytes, or None for the tombstone marker, and headers are bytes. So are those of a
-    `TypedWrapper` that have no serializer of their own. The record's headers stay as they are. If the cluster can be
-    asked, a wrapper without a value for a compacted topic is warned of, once for each topic.
+    `TypedWrapper` without a serializer. The record's headers do not change. If the cluster can be queried, a warning is
+    logged for a wrapper without a value for a compacted topic, once for each topic.
 
     Args:
         config: with `wrapper.value.serializer` and `wrapper.header.NUMBER.serializer`: a class, an object, or a dotted
@@ -88,7 +88,7 @@ class WrapperSerializer(_Wrapper):
         is_key: whether it is for keys, not for values.
 
     Raises:
-        ConfigurationError: NUMBER is no int32, or a serializer cannot be loaded.
+        ConfigurationError: NUMBER is not an int32, or a serializer cannot be loaded.
     """
 
     _DIRECTION = "serialize"
@@ -101,8 +101,8 @@ class WrapperSerializer(_Wrapper):
         """The wrapper's bytes; a null stays a null, which is a true tombstone.
 
         Raises:
-            SerializationError: `data` is no wrapper, or does not fit the format; or a serializer of what is in it
-                raised an error, or returned no bytes.
+            SerializationError: `data` is not a wrapper, or violates the format; or a serializer of its content raised
+                an error, or did not return bytes.
         """
         if data is None:
             return None
@@ -129,26 +129,27 @@ class WrapperSerializer(_Wrapper):
         if stage is None:
             return data
         if data is None:
-            raise stage.error(topic, "found None, and a header in a wrapper has a value: leave it out")
+            raise stage.error(topic, "found None, and a header in a wrapper must have a value; omit the header")
         found = stage.run(topic, None, data)  # the headers of the record are not for it
         if isinstance(found, bytes):
             return found
         # Producers look for the null that a compacted topic must not get before the value is serialized.
         hint = "; for a wrapper without a value, set the value to None" if found is None and key is None else ""
-        raise stage.error(topic, f"gave {type(found).__name__}, allowed is bytes{hint}")
+        raise stage.error(topic, f"returned {type(found).__name__}, allowed is bytes{hint}")
 
 
 class WrapperDeserializer(_Wrapper):
     """Parses a `MessageWrapper`: the last of `value.deserializers`; a `TypedWrapper` if it has deserializers.
 
     Args:
-        config: with `unwrap.on.plain.value`: `fail`, the default, or `pass`, which makes a wrapper without headers of a
-            value that is no wrapper; and with `wrapper.value.deserializer` and `wrapper.header.NUMBER.deserializer`:
-            a class, an object, or a dotted path, as in `value.deserializers`. A header without one is bytes.
+        config: with `unwrap.on.plain.value`: `fail`, the default, or `pass`, which returns a value that is not a
+            wrapper as a wrapper without headers; and with `wrapper.value.deserializer` and
+            `wrapper.header.NUMBER.deserializer`: a class, an object, or a dotted path, as in `value.deserializers`.
+            A header without one is bytes.
         is_key: whether it is for keys, not for values.
 
     Raises:
-        ConfigurationError: `unwrap.on.plain.value` is neither; NUMBER is no int32, or a deserializer cannot be loaded.
+        ConfigurationError: `unwrap.on.plain.value` is neither; NUMBER is not an int32; a deserializer cannot be loaded.
     """
 
     _DIRECTION = "deserialize"
@@ -167,8 +168,8 @@ class WrapperDeserializer(_Wrapper):
         """The wrapper; a null stays a null.
 
         Raises:
-            SerializationError: the bytes are no wrapper; `__cause__` is a `MalformedWrapperError`. Or a deserializer
-                of what is in it raised an error.
+            SerializationError: the bytes are not a wrapper; `__cause__` is a `MalformedWrapperError`. Or a deserializer
+                of its content raised an error.
         """
         if data is None:
             return None

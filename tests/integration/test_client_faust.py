@@ -188,7 +188,7 @@ def test_chunks_with_exactly_once(broker: str, make_topic: MakeTopic, make_log: 
     topic, sent = make_topic(**{"max.message.bytes": 4_000_000}), make_log(3)
     send_records(broker, topic, [(0, b"k", BIG, [], 0), (0, None, BIG, [], 0)])
     with FaustProcess(tmp_path, broker, topic, NO_STORE, to=sent.topic, transactions=True) as worker:
-        worker.says("give the record a key")
+        worker.says("send the record with a key")
         until(lambda: [each.value for each in asyncio.run(sent.written())] == [BIG], "the value is there", 30)
 
 

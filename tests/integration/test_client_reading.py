@@ -255,7 +255,7 @@ async def test_a_stage_that_fails_keeps_the_place(source: Source, client: Client
             error = await failure(reader)
             assert (error.partition, error.offset) == (0, last)
             assert f"partition 0 offset {last} " in str(error)
-            assert "stage 2, " in str(error)
+            assert "item 2, " in str(error)
             assert isinstance(error.__cause__, ValueError)
             assert await reader.position() == last + reader.passes
             if reader.passes:

@@ -110,7 +110,7 @@ def test_worker_stops_at_what_is_wrong(make_way: MakeWay) -> None:
     log = worker.log.read_text()
     assert f"topic {way.orders}, partition 0, offset 1: reference 'file:///etc/passwd' is refused" in log
     assert f"topic {way.raw}, partition 0, offset 0: the chunked message" in log
-    assert "out-of-order: chunk 2 came, chunk 1 was next" in log
+    assert "out-of-order: chunk 2 arrived, expected 1" in log
     assert "Traceback" not in log
     assert committed(way.broker, way.group("inflate"), way.orders) == {0: 1}
     assert committed(way.broker, way.group("offload"), way.raw) == {0: 0}
@@ -191,7 +191,7 @@ def test_worker_signed_references(make_way: MakeWay) -> None:
     assert passed == {key: values[key] for key in (b"old", b"new")}
     reasons = {record.key: reason_of(record) for record in read_all(way.broker, way.dead)[0][1:]}
     assert "it has no signature" in reasons[b"unsigned"]
-    assert "is not right" in reasons[b"moved"]
+    assert "is wrong" in reasons[b"moved"]
 
 
 def test_worker_without_partitions_is_ready(make_way: MakeWay) -> None:

@@ -105,9 +105,9 @@ def test_worker_refuses_what_was_changed(make_way: MakeWay) -> None:
         b"byte": "checksum is ",
         b"exchanged": "checksum is ",
         b"unknown": "it was encrypted with key orders-2, known here are: orders-1",
-        b"wrong": "key orders-1 does not open its data key",
+        b"wrong": "key orders-1 cannot decrypt its data key",
         b"headers gone": "large-message.checksum is 'sha256-stored:",
-        b"place changed": "key orders-1 does not open its data key",
+        b"place changed": "key orders-1 cannot decrypt its data key",
     }
     assert {key: said[key] in reason_of(letter) for key, letter in letters.items()} == dict.fromkeys(said, True)
     assert dict(letters[b"wrong"].headers)["__connect.errors.offset"] == b"6"

@@ -167,7 +167,7 @@ def test_offload_encrypts(spark: SparkSession, store: dict[str, object]) -> None
     back = inflate(once, store | NAMED).collect()
     assert [(bytes(row.value), row.headers) for row in back] == [(b"large" * 99, None), (b"small", None)]
     others = {**NAMED, "large.message.encryption.key.secret": "2e" * 32}
-    for keys, said in (({}, "no key is configured here"), (others, "does not open its data key")):
+    for keys, said in (({}, "no key is configured here"), (others, "cannot decrypt its data key")):
         (refused, plain) = inflate(once, store | keys, on_error="null").collect()
         assert (refused.value, refused.inflate_error.state) == (None, "refused")
         assert said in refused.inflate_error.detail

@@ -116,7 +116,7 @@ def test_what_kms_does_not_open_is_of_the_record(kms: KmsServer) -> None:
         with pytest.raises(EncryptionError):
             read(ring(kms.config()), forged)
     moved = replace(reference, path=other.path)
-    with pytest.raises(EncryptionError, match="does not open its data key"):
+    with pytest.raises(EncryptionError, match="cannot decrypt its data key"):
         read(ring(kms.config()), moved)
 
 

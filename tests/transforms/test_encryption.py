@@ -84,7 +84,7 @@ CHANGES: list[Callable[[Reference], Reference]] = [
 def test_reference_is_bound(change: Callable[[Reference], Reference]) -> None:
     """A data key opens for the very path, size, checksum and codec that it was wrapped for."""
     reference, _ = made(b"hello")
-    with pytest.raises(EncryptionError, match="key new does not open its data key"):
+    with pytest.raises(EncryptionError, match="key new cannot decrypt its data key"):
         unwrapped(change(reference), keyring(new=KEY))
 
 
@@ -138,7 +138,7 @@ def test_stored_bytes_are_others(codec: Codec | None, stored: bytes, what: str, 
         (
             keyring(new=OTHER),
             (
-                "key new does not open its data key; either the key of this id is another one here, or path, size, "
+                "key new cannot decrypt its data key; either a different key has this id here, or path, size, "
                 "checksum or another header of the reference was changed"
             ),
         ),
@@ -164,9 +164,9 @@ def test_signature_covers_encryption(field: str) -> None:
     signing.verify(signed)
     assert signed.encryption is not None
     changed: dict[str, Any] = {"key_id": "old", "nonce": bytes(12), "data_key": bytes(80)}
-    with pytest.raises(WideloadError, match="is not right"):
+    with pytest.raises(WideloadError, match="is wrong"):
         signing.verify(replace(signed, encryption=replace(signed.encryption, **{field: changed[field]})))
-    with pytest.raises(WideloadError, match="is not right"):
+    with pytest.raises(WideloadError, match="is wrong"):
         signing.verify(replace(signed, encryption=None))
 
 

@@ -48,8 +48,8 @@ MESSAGES: list[tuple[WideloadError, str]] = [
         "[pipeline.orders] s3.bucket: is missing",
     ),
     (
-        DiscardedChunkError("u-1", "out-of-order", "chunk 2 came, chunk 1 was next"),
-        "the chunked message u-1 is discarded, out-of-order: chunk 2 came, chunk 1 was next",
+        DiscardedChunkError("u-1", "out-of-order", "chunk 2 arrived, expected 1"),
+        "the chunked message u-1 is discarded, out-of-order: chunk 2 arrived, expected 1",
     ),
     (
         DiscardedChunkError(None, "malformed", "count is absent"),
@@ -210,7 +210,7 @@ def test_serialization_error_survives_a_cause_that_does_not() -> None:
     class Local(Exception):  # noqa: N818
         pass
 
-    error = SerializationError("orders", "value", "stage 1, raised Local")
+    error = SerializationError("orders", "value", "item 1, raised Local")
     error.__cause__ = Local()
     assert str(pickled(error)) == str(error)
 

@@ -206,7 +206,7 @@ def test_discarded_says_what() -> None:
     """A message that is given up has its uuid, all its chunks as they came, and what was found."""
     log = logged([ABC[0], ABC[2]], 5)
     (event,) = feed(Reassembly(UNLIMITED), log)
-    assert event == Discarded("out-of-order", "u", tuple(log), "chunk 2 came, chunk 1 was next")
+    assert event == Discarded("out-of-order", "u", tuple(log), "chunk 2 arrived, expected 1")
 
 
 def event_of(offset: int, event: Assembled | Discarded) -> list[object]:

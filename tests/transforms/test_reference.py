@@ -227,7 +227,7 @@ def test_reference_parse_header_that_is_missing(missing: str, field: str, allowe
     assert vars(raised.value) == {"field": field, "found": "absent", "allowed": allowed}
     with pytest.raises(MalformedReferenceError) as raised:
         Reference.parse(Record(None, PATH.encode(), (FLAG, COMPRESSION)))
-    bound = "a size, which large-message.compression needs as its bound"
+    bound = "a size, which large-message.compression requires"
     assert vars(raised.value) == {"field": "large-message.size", "found": "absent", "allowed": bound}
 
 

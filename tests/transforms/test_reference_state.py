@@ -32,7 +32,7 @@ def refers(size: int | None, codec: Codec | None = None, *, sealed: bool = False
             refers(2_000, "zstd"),
             there(5),
             "size",
-            "2000 bytes are more than large.message.max.bytes allows readers, which is 1999",
+            "2000 bytes exceed large.message.max.bytes of the readers, which is 1999",
         ),
         (refers(4, sealed=True), there(20), "ok", None),
         (refers(400, "zstd", sealed=True), there(99), "ok", None),

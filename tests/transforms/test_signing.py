@@ -64,7 +64,7 @@ def test_signature_verifies(reference: Reference, part: Field) -> None:
     read, own = Reference.read(reference.value(), signed.headers(part), part)
     assert (read, own) == (signed, ())
     SIGNING.verify(read, part)
-    assert "is not right" in reason(SIGNING, read, KEY if part is VALUE else VALUE)
+    assert "is wrong" in reason(SIGNING, read, KEY if part is VALUE else VALUE)
 
 
 @given(references(), references())
@@ -75,7 +75,7 @@ def test_signature_is_of_one_reference(one: Reference, other: Reference) -> None
     if replace(one, signature=None) == replace(other, signature=None):
         SIGNING.verify(moved)
     else:
-        assert "is not right" in reason(SIGNING, moved)
+        assert "is wrong" in reason(SIGNING, moved)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_signature_is_of_one_reference(one: Reference, other: Reference) -> None
 )
 def test_signature_covers_each_field(changed: Mapping[str, object]) -> None:
     """No field of a signed reference can be changed."""
-    assert "is not right" in reason(SIGNING, replace(SIGNING.signed(WHOLE), **changed))  # type: ignore[arg-type]
+    assert "is wrong" in reason(SIGNING, replace(SIGNING.signed(WHOLE), **changed))  # type: ignore[arg-type]
 
 
 def test_signature_missing() -> None:
@@ -103,7 +103,7 @@ def test_signature_missing() -> None:
 def test_signature_wrong_is_refused_though_none_is_required() -> None:
     """Where signatures are not required, one that is there has to be right."""
     signed = replace(Signing(OLD).signed(WHOLE), size=4)
-    assert "is not right" in reason(Signing(NEW, (OLD,), required=False), signed)
+    assert "is wrong" in reason(Signing(NEW, (OLD,), required=False), signed)
 
 
 def test_signature_rotation() -> None:
@@ -129,7 +129,7 @@ def test_signature_of_another_kind() -> None:
     other = replace(WHOLE, signature=signature.replace("sha256", "md5"))
     with pytest.raises(SignatureError) as caught:
         SIGNING.verify(other)
-    assert vars(caught.value) == {"path": WHOLE.path, "reason": "its signature is of another kind than hmac-sha256"}
+    assert vars(caught.value) == {"path": WHOLE.path, "reason": "its signature is of a different kind than hmac-sha256"}
 
 
 def test_signing_goes_to_other_processes() -> None:

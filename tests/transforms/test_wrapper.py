@@ -133,19 +133,19 @@ MALFORMED: list[tuple[bytes, str]] = [
     (b"\0" * 8, "the whole is '8 bytes'; allowed: 9 bytes or more"),
     (head(0, magic=1) + tail(0), "MagicByte is '1'; allowed: 0"),
     (head(0, magic=-1) + tail(0), "MagicByte is '-1'; allowed: 0"),
-    (head(-1) + tail(0), "HeadersLength is '-1'; allowed: 0 to 0, what is there"),
-    (head(1) + tail(0), "HeadersLength is '1'; allowed: 0 to 0, what is there"),
-    (head(2**31 - 1) + tail(0), "HeadersLength is '2,147,483,647'; allowed: 0 to 0, what is there"),
-    (head(7) + b"1234567" + tail(0), "Headers is '7 bytes behind header 0'; allowed: 8 or more: a key and a length"),
+    (head(-1) + tail(0), "HeadersLength is '-1'; allowed: 0 to 0, the bytes that follow"),
+    (head(1) + tail(0), "HeadersLength is '1'; allowed: 0 to 0, the bytes that follow"),
+    (head(2**31 - 1) + tail(0), "HeadersLength is '2,147,483,647'; allowed: 0 to 0, the bytes that follow"),
+    (head(7) + b"1234567" + tail(0), "Headers is '7 bytes after header 0'; allowed: 8 or more: a key and a length"),
     (
         head(9) + entry(1, 0) + b"1" + tail(0),
-        "Headers is '1 bytes behind header 1'; allowed: 8 or more: a key and a length",
+        "Headers is '1 bytes after header 1'; allowed: 8 or more: a key and a length",
     ),
-    (head(8) + entry(1, -1) + tail(0), "ValueLength of header 1 is '-1'; allowed: 0 to 0, what is there"),
-    (head(9) + entry(-9, 2, b"a") + tail(0), "ValueLength of header -9 is '2'; allowed: 0 to 1, what is there"),
+    (head(8) + entry(1, -1) + tail(0), "ValueLength of header 1 is '-1'; allowed: 0 to 0, the bytes that follow"),
+    (head(9) + entry(-9, 2, b"a") + tail(0), "ValueLength of header -9 is '2'; allowed: 0 to 1, the bytes that follow"),
     (
         head(8) + entry(1, 2**31 - 1) + tail(0),
-        "ValueLength of header 1 is '2,147,483,647'; allowed: 0 to 0, what is there",
+        "ValueLength of header 1 is '2,147,483,647'; allowed: 0 to 0, the bytes that follow",
     ),
     (head(16) + entry(1, 0) + entry(1, 0) + tail(0), "Headers is 'key 1 twice'; allowed: each key once"),
     (head(0) + tail(-2), "ValueLength is '-2'; allowed: 0, or -1 for null"),
@@ -235,17 +235,17 @@ def test_each_name_has_one_key(name: str) -> None:
     [
         ({-1: "a"}, -1, "found -1, allowed are 0 to 2,147,483,647"),
         ({2**31: "a"}, 2**31, "found 2147483648, allowed are 0 to 2,147,483,647"),
-        ({2_082_000: "a"}, 2_082_000, "keys 2082000 to 2082099 are of references and chunks; take another"),
-        ({2_082_099: "a"}, 2_082_099, "keys 2082000 to 2082099 are of references and chunks; take another"),
+        ({2_082_000: "a"}, 2_082_000, "keys 2082000 to 2082099 are reserved for references and chunks; use another"),
+        ({2_082_099: "a"}, 2_082_099, "keys 2082000 to 2082099 are reserved for references and chunks; use another"),
         ({1: ""}, 1, "found '', allowed is a name that does not begin with wrapper.header."),
         (
             {1: "wrapper.header.2"},
             1,
             "found 'wrapper.header.2', allowed is a name that does not begin with wrapper.header.",
         ),
-        ({1: "\ud800"}, 1, "found '\\ud800', allowed is a name that UTF-8 can hold"),
-        ({1: "a", 2: "a"}, 2, "found 'a', which is the name of key 1 already"),
-        ({1: "large-message"}, 1, "found 'large-message', which is the name of key 2082000 already"),
+        ({1: "\ud800"}, 1, "found '\\ud800', allowed is a name that can be encoded as UTF-8"),
+        ({1: "a", 2: "a"}, 2, "found 'a', which is already the name of key 1"),
+        ({1: "large-message"}, 1, "found 'large-message', which is already the name of key 2082000"),
     ],
 )  # fmt: skip
 def test_table_has_one_way_in_each_direction(names: dict[int, str], key: int, reason: str) -> None:
@@ -347,9 +347,9 @@ def test_plain_values_pass_where_they_may(value: bytes) -> None:
 @pytest.mark.parametrize(
     ("headers", "message"),
     [
-        ((("other", b"1"),), "'other': no int key has this name; give it one (wrapper.header.NUMBER), or leave it out"),
+        ((("other", b"1"),), "'other': no int key has this name; add one (wrapper.header.NUMBER), or drop"),
         ((("user", None),), "'user': its value is null"),
-        ((("user", b"1"), ("user", b"1")), "'user': it stands there twice"),
+        ((("user", b"1"), ("user", b"1")), "'user': it occurs twice"),
         ((("wrapper.header.7", b"1"),), "'wrapper.header.7': no int key has this name"),
     ],
 )

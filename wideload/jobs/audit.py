@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if not __package__:  # spark-submit runs this file by itself, with this folder on the path in place of the one above
+if not __package__:  # spark-submit runs this file by itself, with this directory on the path instead of its parent
     sys.path[0] = str(Path(__file__).resolve().parent.parent.parent)
 
 from jobs.audit import audit, main

@@ -1,4 +1,4 @@
-"""References in a DataFrame, for programs of one's own."""
+"""References in a DataFrame, for custom programs."""
 
 from __future__ import annotations
 

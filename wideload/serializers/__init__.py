@@ -1,4 +1,4 @@
-"""Serializers for the producers and consumers of an application; each client has a module of its own below.
+"""Serializers for the producers and consumers of an application; there is a module for each client below.
 
 Importing this imports none of the clients.
 """

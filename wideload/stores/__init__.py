@@ -1,4 +1,4 @@
-"""The interfaces of payload stores, for a store of one's own, and `open_store` for the store of a configuration."""
+"""The interfaces of payload stores, for a custom store, and `open_store` for the store of a configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Payloads in a folder."""
+"""Payloads in a directory."""
 
 from __future__ import annotations
 

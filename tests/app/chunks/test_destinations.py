@@ -107,7 +107,7 @@ async def test_a_cluster_without_an_answer_is_asked_again(
             assert (cluster.asked, found.stores(LARGE), found.stores(HUGE)) == (asked, stores, True)
             assert ((found.pieces(LARGE) is not None), (found.pieces(HUGE) is not None)) == (stores, stores)
             assert found.plain_bytes == (10_000 - 80 if stores else 1_024)
-    assert caplog.text.count("max.message.bytes of topic orders is not known") == 1
+    assert caplog.text.count("max.message.bytes of topic orders is unknown") == 1
 
 
 @pytest.mark.parametrize("answer", [topic(), OSError("cut")])

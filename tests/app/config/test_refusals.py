@@ -362,7 +362,7 @@ wrapper.header.1 = ""
 → wrapper.header.1: found '', allowed is a name that does not begin with wrapper.header.
 wrapper.header.1 = "a"
 wrapper.header.2 = "a"
-→ wrapper.header.2: found 'a', which is the name of key 1 already
+→ wrapper.header.2: found 'a', which is already the name of key 1
 """,
 }
 

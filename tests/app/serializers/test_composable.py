@@ -108,10 +108,10 @@ class Closing:
         ([IntegerSerializer], 258, b"\0\0\1\2"),
         ([JsonSerializer], [1, None], b"[1, null]"),
         ([str.encode, shout], "strasse", b"STRASSE"),
-        ([to_json, bytes.hex, str.encode], 7, "stage 2, bytes.hex, gave str, allowed are bytes and None"),
-        ([str.encode, shout], "straße", "stage 2, shout, raised UnicodeDecodeError"),
-        ([lambda _: "text", Reversing], 1, "stage 1, <lambda>, gave str, allowed are bytes and None"),
-        ([to_json, lambda _: bytearray(b"x")], 1, "stage 2, <lambda>, gave bytearray, allowed are bytes and None"),
+        ([to_json, bytes.hex, str.encode], 7, "item 2, bytes.hex, returned str, allowed are bytes and None"),
+        ([str.encode, shout], "straße", "item 2, shout, raised UnicodeDecodeError"),
+        ([lambda _: "text", Reversing], 1, "item 1, <lambda>, returned str, allowed are bytes and None"),
+        ([to_json, lambda _: bytearray(b"x")], 1, "item 2, <lambda>, returned bytearray, allowed are bytes and None"),
     ],
 )
 def test_serializers_run_in_order(stages: Any, data: object, expected: bytes | str) -> None:
@@ -168,17 +168,17 @@ def test_a_null_is_a_null() -> None:
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
-        ([], "value.serializers: is an empty list; list at least one stage"),
-        ("", "value.serializers: is an empty list; list at least one stage"),
+        ([], "value.serializers: is an empty list; list at least one item"),
+        ("", "value.serializers: is an empty list; list at least one item"),
         (Reversing, "value.serializers: found one class Reversing, allowed is a list of classes or dotted paths"),
-        ([to_json, object], "value.serializers: stage 2, object: lacks the method serialize(topic, headers, data)"),
-        ([LargeMessageDeserializer], "stage 1, LargeMessageDeserializer: lacks the method serialize"),
-        ([to_json, 3], "value.serializers: stage 2, int: lacks the method serialize"),
+        ([to_json, object], "value.serializers: item 2, object: lacks the method serialize(topic, headers, data)"),
+        ([LargeMessageDeserializer], "item 1, LargeMessageDeserializer: lacks the method serialize"),
+        ([to_json, 3], "value.serializers: item 2, int: lacks the method serialize"),
         ([lambda: None], "lacks the method serialize"),
         ([lambda _a, _b, _c: None], "lacks the method serialize"),
-        ([Unmakeable], "value.serializers: stage 1, Unmakeable: cannot be made without arguments (TypeError: "),
-        ([Refusing], "value.serializers: stage 1, Refusing: configure raised LookupError: no suffix"),
-        (["json"], "value.serializers: stage 1, found 'json', allowed is a class, or its path as package.module.Class"),
+        ([Unmakeable], "value.serializers: item 1, Unmakeable: cannot be created without arguments (TypeError: "),
+        ([Refusing], "value.serializers: item 1, Refusing: configure raised LookupError: no suffix"),
+        (["json"], "value.serializers: item 1, found 'json', allowed is a class, or its path as package.module.Class"),
         ([to_json, "jsom.dumps"], "value.serializers: found 'jsom.dumps', but module jsom cannot be imported"),
         (["json.dump_all"], "value.serializers: found 'json.dump_all', but module json has no dump_all"),
     ],
@@ -242,7 +242,7 @@ def test_stages_of_a_composable_stand_in_its_place() -> None:
     serializer.close()
     assert closing.closed == [True]
     failing = ComposableDeserializer([ComposableDeserializer([Reversing, json.loads]), Reversing], is_key=True)
-    with pytest.raises(SerializationError, match=r"value.deserializers, stage 2, loads, gave int") as caught:
+    with pytest.raises(SerializationError, match=r"value.deserializers, item 2, loads, returned int") as caught:
         failing.deserialize("orders", [("reversed-orders", b"yes")], b"21")
     assert caught.value.deserializing
 

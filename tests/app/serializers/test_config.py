@@ -94,8 +94,8 @@ def test_the_seeds_producer_is_taken_apart() -> None:
     found = config.producer(given, OWN)
     assert found.client == {"bootstrap.servers": "localhost:9092"}
     assert [stage.name for stage in found.parts["value"].stages] == [
-        "value.serializers, stage 1, to_json",
-        "value.serializers, stage 2, LargeMessageSerializer",
+        "value.serializers, item 1, to_json",
+        "value.serializers, item 2, LargeMessageSerializer",
     ]
     assert found.parts["value"].serialize("orders", [], [1]) == b"[1]"
     assert found.parts["key"].serialize("orders", [], "k") == b"k"
@@ -184,10 +184,10 @@ def test_an_unknown_property_is_refused(
 
 def test_a_store_without_its_serializer_is_explained(config_of: Config) -> None:
     """The error names those that have a store, whichever of its properties comes first; and the key of a wrong one."""
-    found = rf"^{STORE}: is only for LargeMessageSerializer and LargeMessageDeserializer: add one to the stages, or"
+    found = rf"^{STORE}: is only for LargeMessageSerializer and LargeMessageDeserializer: add one to the list, or"
     with pytest.raises(ConfigurationError, match=found):
         config.producer({"memory.size": 5, **config_of(**{"value.serializers": [bytes.swapcase]})}, OWN)
-    with pytest.raises(ConfigurationError, match=r"^value\.serializer: stage 1, object: lacks the method serialize"):
+    with pytest.raises(ConfigurationError, match=r"^value\.serializer: item 1, object: lacks the method serialize"):
         config.producer({"value.serializer": object}, OWN)
 
 

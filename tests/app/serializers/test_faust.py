@@ -272,7 +272,7 @@ async def test_a_store_that_is_down_is_asked_again(
     assert not reading.done()
     gate.fails = None
     assert (await asyncio.wait_for(reading, 30)).value == LARGE
-    (line,) = [record.getMessage() for record in caplog.records if "tried again" in record.getMessage()]
+    (line,) = [record.getMessage() for record in caplog.records if "is retried" in record.getMessage()]
     assert "topic orders partition 3 offset 42" in line
 
 
@@ -299,8 +299,8 @@ async def test_waiting_for_a_store_can_be_cancelled(app: faust.App, gate: type[G
         ({"large.message.max.bytes": 5}, "large.message.payload.store.class: is missing"),
         ({"large.message.strategy": "auto"}, "large.message.payload.store.class: is missing; large.message.strategy"),
         ({**CHUNK, "chunk.max.byte": 5}, "chunk.max.byte: .*did you mean chunk.max.bytes"),
-        ({**ON_GATE, "value.serializer": json.dumps}, "value.serializer: is not for Faust: codecs"),
-        ({**ON_GATE, "value.deserializers": [json.loads]}, "value.deserializers: is not for Faust"),
+        ({**ON_GATE, "value.serializer": json.dumps}, "value.serializer: is not supported with Faust: codecs"),
+        ({**ON_GATE, "value.deserializers": [json.loads]}, "value.deserializers: is not supported with Faust"),
         ({**ON_GATE, **CHUNK, "large.message.treshold.bytes": 5}, "large.message.treshold.bytes: .*threshold.bytes"),
         ({**ON_GATE, **CHUNK, "chunk.max.mesage.bytes": 5}, "chunk.max.mesage.bytes: .*mean chunk.max.message.bytes"),
     ],

@@ -179,7 +179,7 @@ def test_names(config_of: Config, more: dict[str, object], is_key: bool, name: s
     [
         ("text", "orders", {}, False, "found str, allowed are bytes; put a serializer before it"),
         (LARGE, "../x", {}, False, "topic '../x'"),
-        (LARGE, "orders", seed(), True, "gave two paths for one key"),
+        (LARGE, "orders", seed(), True, "returned two paths for one key"),
     ],
 )
 def test_a_record_that_is_refused(
@@ -232,10 +232,14 @@ def test_without_headers_large_is_refused_before_it_is_stored(config_of: Config)
 
 @pytest.mark.parametrize("made", [LargeMessageSerializer, LargeMessageDeserializer])
 def test_a_serializer_of_values_refuses_keys(config_of: Config, made: Any) -> None:
-    """One that was made for values, used for keys, says how to make the other one."""
-    with pytest.raises(SerializationError, match=r"was made for values; make another one for keys, with is_key=True"):
+    """One that was created for values, used for keys, says how to make the other one."""
+    with pytest.raises(
+        SerializationError, match=r"was created for values; create another one for keys, with is_key=True"
+    ):
         made(config_of())(b"k", SerializationContext("orders", MessageField.KEY, []))
-    with pytest.raises(SerializationError, match=r"was made for keys; make another one for values, with is_key=False"):
+    with pytest.raises(
+        SerializationError, match=r"was created for keys; create another one for values, with is_key=False"
+    ):
         made(config_of(), is_key=True)(b"k", SerializationContext("orders", MessageField.VALUE, []))
 
 
@@ -245,7 +249,7 @@ def test_it_must_be_configured_and_not_closed(config_of: Config) -> None:
     serializer.close()
     serializer.close()
     for unusable in (serializer, LargeMessageSerializer()):
-        with pytest.raises(ConfigurationError, match="configure was not called, or close was"):
+        with pytest.raises(ConfigurationError, match="is not configured, or was closed"):
             unusable.serialize("orders", [], b"small")
 
 
@@ -292,7 +296,7 @@ def test_a_payload_that_is_gone_or_was_changed_is_the_cause(config_of: Config) -
 def test_a_piece_is_no_value(config_of: Config, beside: list[Any]) -> None:
     """A deserializer sees one record: it says what reads the whole message, and gives no piece of it to anybody."""
     (first, *_) = Chunking(1_000).split(Record(b"k", b"v" * 5_000, beside), "an-id")
-    told = "piece of a message, chunk.id 0 of chunk.count 8, chunk.uuid an-id, .*serializers.aiokafka, .confluent or "
+    told = "chunk of a message, chunk.id 0 of chunk.count 8, chunk.uuid an-id, .*serializers.aiokafka, .confluent or "
     assert re.search(told, str(failure(config_of(), first.value, list(first.headers))))
     keys = LargeMessageDeserializer(config_of(), is_key=True)
     assert keys.deserialize("orders", list(first.headers), first.key) == b"k"

@@ -103,7 +103,7 @@ async def test_a_call_that_waits_for_a_thread_ends_with_its_client() -> None:
     *done, waiting = await asyncio.gather(*calls, return_exceptions=True)
     assert done == [b"where://orders"] * PARALLEL
     assert isinstance(waiting, SerializationError)
-    assert "value.serializers, stage 1, LargeMessageSerializer, the client was closed before" in str(waiting)
+    assert "value.serializers, item 1, LargeMessageSerializer, the client was closed before" in str(waiting)
     with pytest.raises(SerializationError, match="the client was closed before the store was called"):
         await threads.offload(LargeMessageSerializer(configured()), TOPIC, [], b"x" * 200)
 
@@ -111,5 +111,5 @@ async def test_a_call_that_waits_for_a_thread_ends_with_its_client() -> None:
 async def test_a_stage_that_gives_no_bytes_is_named() -> None:
     """Wherever it runs."""
     wrong = ComposableSerializer([ComposableSerializer([str.encode]), lambda data: data.decode()])
-    with pytest.raises(SerializationError, match=r"stage 2, .* gave str, allowed are bytes and None"):
+    with pytest.raises(SerializationError, match=r"item 2, .* returned str, allowed are bytes and None"):
         await Threads().run(wrong, TOPIC, [], "text")

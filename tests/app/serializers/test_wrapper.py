@@ -159,11 +159,16 @@ def nothing(_data: object) -> None:  # which on a compacted topic deletes nothin
     ("key", "stage", "data", "reason"),
     [
         ("header.9", raising, TypedWrapper({9: 1}, b""), "raising, raised ArithmeticError: no"),
-        ("header.9", textual, TypedWrapper({9: 1}, b""), "textual, gave str, allowed is bytes"),
+        ("header.9", textual, TypedWrapper({9: 1}, b""), "textual, returned str, allowed is bytes"),
         ("header.9", raising, TypedWrapper({9: None}, b""), "raising, found None, and a header in a wrapper"),
         ("value", raising, TypedWrapper({}, 1), "raising, raised ArithmeticError: no"),
-        ("value", textual, TypedWrapper({}, 1), "textual, gave str, allowed is bytes"),
-        ("value", nothing, TypedWrapper({}, 1), "nothing, gave NoneType, allowed is bytes; for a wrapper without a"),
+        ("value", textual, TypedWrapper({}, 1), "textual, returned str, allowed is bytes"),
+        (
+            "value",
+            nothing,
+            TypedWrapper({}, 1),
+            "nothing, returned NoneType, allowed is bytes; for a wrapper without a",
+        ),
     ],
 )
 def test_an_error_names_the_header(key: str, stage: object, data: object, reason: str) -> None:
