@@ -125,7 +125,7 @@ OPTIONS = {
             {"kafka.ssl.truststore.location": "x.jks"},
             r"kafka\.ssl\.truststore\.location: is supported by Java clients only",
         ),
-        ({"unwrap": "true", "wrapper.header.1x": "x"}, r"wrapper\.header\.1x: found '1x', allowed behind"),
+        ({"unwrap": "true", "wrapper.header.1x": "x"}, r"wrapper\.header\.1x: found '1x', allowed after"),
         ({"unwrap": "true", "unwrapOnPlainValue": "drop"}, "unwrapOnPlainValue: found 'drop', allowed is one"),
         ({"maxOffsetsPerTrigger": "many"}, "maxOffsetsPerTrigger: found 'many', allowed is a value of type int"),
         ({"kafka.security.protocol": "SASL_SSL"}, "kafka.sasl.username: is missing; security.protocol SASL_SSL with"),

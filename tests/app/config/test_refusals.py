@@ -343,16 +343,16 @@ wrapper.headers.1 = "a"
 wrapper.header = "a"
 → wrapper.header: unknown property; did you mean wrapper.header.NUMBER?
 wrapper.header.one = "a"
-→ wrapper.header.one: found 'one', allowed behind wrapper.header. is a number from 0 to 2,147,483,647, without leading
+→ wrapper.header.one: found 'one', allowed after wrapper.header. is a number from 0 to 2,147,483,647, without leading
   zeros
 wrapper.header.01 = "a"
-→ wrapper.header.01: found '01', allowed behind wrapper.header. is a number from 0 to 2,147,483,647, without leading
+→ wrapper.header.01: found '01', allowed after wrapper.header. is a number from 0 to 2,147,483,647, without leading
   zeros
 wrapper.header.-1 = "a"
-→ wrapper.header.-1: found '-1', allowed behind wrapper.header. is a number from 0 to 2,147,483,647, without leading
+→ wrapper.header.-1: found '-1', allowed after wrapper.header. is a number from 0 to 2,147,483,647, without leading
   zeros
 wrapper.header.99999999999 = "a"
-→ wrapper.header.99999999999: found '99999999999', allowed behind wrapper.header. is a number from 0 to 2,147,483,647,
+→ wrapper.header.99999999999: found '99999999999', allowed after wrapper.header. is a number from 0 to 2,147,483,647,
   without leading zeros
 wrapper.header.2147483648 = "a"
 → wrapper.header.2147483648: found 2147483648, allowed are 0 to 2,147,483,647

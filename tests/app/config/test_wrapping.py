@@ -215,7 +215,7 @@ def test_wrapped_records_that_are_too_large_are_errors_or_chunks() -> None:
         build(parsed(transforms, NAMED).pipelines[0], memory(), sink(2_000), PipelineStats())
         for transforms in (["wrap"], ["wrap", "chunk"])
     )
-    with pytest.raises(RecordTooLargeError, match="topic orders takes 2,000"):
+    with pytest.raises(RecordTooLargeError, match="topic orders accepts 2,000"):
         apply(alone, record)
     chunks, applied = apply(split, record)
     assert applied == ("wrap", "chunk")
