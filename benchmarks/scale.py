@@ -1,4 +1,4 @@
-"""What a deployment takes, from measured figures: `python -m benchmarks.scale --help`; docs/scale.md has its tables.
+"""What a deployment needs, from measured figures: `python -m benchmarks.scale --help`; docs/scale.md has its tables.
 
 Nothing is measured here. Each input is an option, with the measured or published figure as its default.
 """
@@ -14,13 +14,13 @@ import click
 from benchmarks.result import published
 
 _MONTH_S = 30 * 86_400
-_HEADROOM = 0.7  # of what a worker can do; the rest is for restarts and bursts
+_HEADROOM = 0.7  # of a worker's maximum; the rest is for restarts and bursts
 _GB, _MB, _KIB = 1e9, 1e6, 1_024
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What is known of one machine, and of S3; see `INPUTS`."""
+    """Figures of one machine, and of S3; see `INPUTS`."""
 
     offload_mib: float
     offload_cpu_ms: float
@@ -58,19 +58,27 @@ DEFAULTS = _measured()
 INPUTS: Mapping[str, tuple[str, str, str]] = {
     "offload_mib": ("MiB/s that one worker offloads", "measured", "numbers.md, 4 MB values to S3"),
     "offload_cpu_ms": ("ms of CPU for a value of 4 MB, offloaded", "measured", "numbers.md"),
-    "records": ("records of 1 KB that one worker passes on in a second", "measured", "numbers.md, 4 partitions"),
+    "records": ("records of 1 KB that one worker forwards per second", "measured", "numbers.md, 4 partitions"),
     "record_cpu_us": ("µs of CPU for such a record", "measured", "numbers.md"),
     "sweep_start_s": (
-        "s that a sweep takes before its first payload",
+        "s that a sweep needs before its first payload",
         "measured",
         "numbers.md, 20,000 and 200,000 payloads",
     ),
-    "sweep_per_s": ("payloads that a sweep compares in a second on 2 cores", "measured", "the same"),
+    "sweep_per_s": (
+        "payloads that a sweep compares per second on 2 cores",
+        "measured",
+        "numbers.md, 20,000 and 200,000 payloads",
+    ),
     "put_price": ("USD for 1,000 PUT or LIST requests", "source", "AWS's price list, S3 Standard, us-east-1"),
-    "get_price": ("USD for 1,000 GET requests", "source", "the same"),
-    "storage_price": ("USD for a GB and a month, the first 50 TB", "source", "the same"),
+    "get_price": ("USD for 1,000 GET requests", "source", "AWS's price list, S3 Standard, us-east-1"),
+    "storage_price": (
+        "USD for a GB and a month, the first 50 TB",
+        "source",
+        "AWS's price list, S3 Standard, us-east-1",
+    ),
     "prefix_puts": (
-        "PUT requests a second that S3 takes for each prefix",
+        "PUT requests per second that S3 accepts for each prefix",
         "source",
         "AWS's S3 user guide, performance",
     ),
@@ -83,11 +91,11 @@ def tables(inputs: Inputs = DEFAULTS) -> str:
     """The tables of the page as Markdown."""
     return "\n".join(
         [
-            "### What goes in\n",
+            "### Inputs\n",
             *_given(inputs),
             "\n### 1 GB/s of large values\n",
             *_large(inputs),
-            "\n### 1,000,000 small records a second\n",
+            "\n### 1,000,000 small records per second\n",
             *_small(inputs),
             "\n### A billion payloads swept\n",
             *_sweep(inputs),
@@ -106,7 +114,7 @@ def _given(inputs: Inputs) -> Iterator[str]:
 def _large(inputs: Inputs) -> Iterator[str]:
     yield (
         "| size of a value | values/s | workers that offload | cores | PUT, a month | GET for one reader | stored, GB "
-        "| storage, a month | prefixes at once |"
+        "| storage, a month | concurrent prefixes |"
     )
     yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     for size, label in ((64 * _KIB, "64 KiB"), (_KIB**2, "1 MiB"), (4 * _KIB**2, "4 MiB"), (16 * _KIB**2, "16 MiB")):
@@ -133,25 +141,25 @@ def _large(inputs: Inputs) -> Iterator[str]:
 def _small(inputs: Inputs) -> Iterator[str]:
     rate = 1_000_000
     workers = math.ceil(rate / inputs.records / _HEADROOM)
-    yield "| what | figure |"
+    yield "| quantity | figure |"
     yield "| --- | --- |"
     yield f"| workers | {workers} |"
-    yield f"| cores at work | {rate * inputs.record_cpu_us / 1e6:.1f} |"
-    yield f"| partitions, at least | {workers}, one for each worker; {4 * workers} are as measured |"
-    yield "| network of all workers, in and out | 1.0 GB/s each way; less where producers compress |"
+    yield f"| cores in use | {rate * inputs.record_cpu_us / 1e6:.1f} |"
+    yield f"| partitions, at least | {workers}, one for each worker; {4 * workers} correspond to the measurement |"
+    yield "| network of all workers, in and out | 1.0 GB/s each way; less if producers compress |"
     yield "| S3 requests | none |"
 
 
 def _sweep(inputs: Inputs) -> Iterator[str]:
     count = 1_000_000_000
     lists = count / 1_000
-    yield "| what | figure |"
+    yield "| quantity | figure |"
     yield "| --- | --- |"
     yield f"| LIST requests, 1,000 keys each | {lists:,.0f}, {_usd(lists / 1_000 * inputs.put_price)} |"
     yield "| DELETE requests | as many as there are orphans; free |"
     for cores in (2, 32, 128):
         hours = (inputs.sweep_start_s + count / inputs.sweep_per_s / (cores / 2)) / 3_600
-        yield f"| hours on {cores} cores, if it grows with them | {hours:,.1f} |"
+        yield f"| hours on {cores} cores, if it scales linearly | {hours:,.1f} |"
     yield (
         "| memory | as with 200,000: rows are shuffled through the disks of the executors, 100 to 200 bytes for each "
         "payload and each record |"
@@ -176,7 +184,7 @@ def _options(command: click.Command) -> click.Command:
 @_options
 @click.command()
 def main(**given: float) -> None:
-    """Print what a deployment takes, with figures of your own where you have them."""
+    """Print what a deployment needs. Each option replaces a figure by yours."""
     click.echo(tables(Inputs(**given)))
 
 
