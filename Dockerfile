@@ -23,7 +23,7 @@ RUN pip wheel --no-build-isolation --no-deps --wheel-dir wheels . \
 
 FROM python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d
 LABEL org.opencontainers.image.title="wideload" \
-      org.opencontainers.image.description="Oversized messages travel through Kafka: offloads large values to a payload store and inflates them again." \
+      org.opencontainers.image.description="A claim-check worker for Kafka: it offloads large values to a payload store, and inflates them again." \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="0.1.0"
 RUN python -m pip uninstall --yes --root-user-action=ignore pip setuptools wheel
@@ -34,7 +34,7 @@ USER 10001:10001
 WORKDIR /tmp
 EXPOSE 6066
 STOPSIGNAL SIGTERM
-# Live, not ready: a restart would only make an outage of a broker or a store longer.
+# Live, not ready: a restart would only prolong an outage of a broker or a store.
 HEALTHCHECK --interval=15s --timeout=5s --start-period=30s --retries=3 \
     CMD ["python", "-ISc", "import http.client as h; c = h.HTTPConnection('127.0.0.1', 6066, timeout=4); c.request('GET', '/health/live'); raise SystemExit(c.getresponse().status != 200)"]
 ENTRYPOINT ["wideload"]

@@ -86,7 +86,7 @@ async def _create_topics(client: ClientSettings, limits: Mapping[str, int], part
     async with admin(client) as connection:
         present = await topics(connection, list(limits))
         for topic in present.values():
-            _say(f"topic {topic.name} exists: {topic.partitions} partitions, {topic.max_message_bytes:,} bytes")
+            _report(f"topic {topic.name} exists: {topic.partitions} partitions, {topic.max_message_bytes:,} bytes")
         for name, limit in limits.items():
             if name in present:
                 continue
@@ -98,9 +98,9 @@ async def _create_topics(client: ClientSettings, limits: Mapping[str, int], part
             for _, code, *message in response.topic_errors:
                 error = for_code(code)
                 if error.errno != 0 and error is not TopicAlreadyExistsError:
-                    told = message[0] if message and message[0] else describe(error())
-                    raise ClusterError(f"topic {name} cannot be created: {told}", retriable=False)
-            _say(f"topic {name} created: {partitions} partitions, {limit:,} bytes")
+                    reason = message[0] if message and message[0] else describe(error())
+                    raise ClusterError(f"topic {name} cannot be created: {reason}", retriable=False)
+            _report(f"topic {name} created: {partitions} partitions, {limit:,} bytes")
 
 
 def _create_buckets(pipelines: Iterable[PipelineSettings]) -> None:
@@ -128,12 +128,12 @@ def _create_bucket(client: S3Client, bucket: str) -> None:
         if exc.response["ResponseMetadata"]["HTTPStatusCode"] != HTTPStatus.NOT_FOUND:
             raise
         client.create_bucket(Bucket=bucket)
-        _say(f"bucket {bucket} created")
+        _report(f"bucket {bucket} created")
     else:
-        _say(f"bucket {bucket} exists")
+        _report(f"bucket {bucket} exists")
 
 
-def _say(text: str) -> None:
+def _report(text: str) -> None:
     print(text, flush=True)
 
 

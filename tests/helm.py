@@ -16,8 +16,8 @@ _ROOT = Path(__file__).parents[1]
 CHART = _ROOT / "deploy" / "helm" / "wideload"
 MANIFEST = _ROOT / "deploy" / "kubernetes" / "wideload.yaml"
 MANIFEST_HEAD = """\
-# What the chart in deploy/helm gives for ci/minimal-values.yaml, for clusters without Helm. Change image, configuration
-# and memory to yours; docs/kubernetes.md. A change of the configuration starts no pods: `kubectl rollout restart`.
+# The output of the chart in deploy/helm for ci/minimal-values.yaml, for clusters without Helm. Replace image,
+# configuration and memory; docs/kubernetes.md. After a change of the configuration run `kubectl rollout restart`.
 """
 
 # Helm built by `go install` takes each cluster for an old one.

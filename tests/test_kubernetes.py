@@ -261,14 +261,14 @@ def test_notes_say_what_to_do_next(tmp_path: Path) -> None:
         ("podSecurityContext.runAsNonRoot=false", "at '/podSecurityContext/runAsNonRoot': value must be true"),
         ("image.digest=latest", "at '/image/digest': 'latest' does not match pattern"),
         ("autoscaling.enabled=true", "at '/autoscaling/triggers': minItems: got 0, want 1"),
-        ("resources.limits.memory=500Mi", "resources.limits.memory: found 500Mi, and the worker takes up to 506Mi"),
-        ("existingConfigMap=mine", "existingConfigMap: it is set, and config is too; give one of them"),
-        ("config=", "config: it is empty; it has the text of wideload.toml"),
+        ("resources.limits.memory=500Mi", "resources.limits.memory: found 500Mi, but the worker uses up to 506Mi"),
+        ("existingConfigMap=mine", "existingConfigMap: it is set, and so is config; set only one of them"),
+        ("config=", "config: it is empty; set it to the text of wideload.toml"),
         ("image.repository=", "image.repository: it is empty; build the image"),
         ("config=web.port = 80", "config: found web.port, which the chart writes itself; remove it, and set port"),
         (
             "config=s3.secret.key = '${file:/run/secrets/keys/s3}'",
-            "config: found /run/secrets/keys/, and secrets does not have keys; the file would not be there",
+            "config: found /run/secrets/keys/, but secrets does not contain keys, so the file would not exist",
         ),
     ],
 )

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Puts `prometheus` and `promtool` into a folder, for the tests: `fetch.sh FOLDER`. Links those that are installed; else
-# unpacks Debian's package there, which takes no root and starts no service.
+# Provides `prometheus` and `promtool` in a directory, for the tests: `fetch.sh DIRECTORY`. Links those that are
+# installed; otherwise unpacks Debian's package there, which requires no root and starts no service.
 set -eu
 
 mkdir -p "$1"
@@ -16,7 +16,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cd "$folder"
 apt-get -qq download prometheus 2>/dev/null || {
-    # An image has no lists of packages, as a rule; only root may fetch them.
+    # Images usually contain no package lists; only root may fetch them.
     [ "$(id -u)" = 0 ] || { echo "error: apt-get finds no prometheus; run: sudo apt-get update"; exit 1; }
     apt-get -qq update
     apt-get -qq download prometheus

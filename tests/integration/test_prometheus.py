@@ -14,7 +14,7 @@ from tests.prometheus import DEPLOY, Prometheus, dashboard_queries, scaled
 DIVISOR = 200  # 10 minutes are 3 seconds
 
 MAY_BE_EMPTY = {
-    "Payloads stay longer than records by": "a file system has no expiry rules",
+    "Payload retention beyond records": "a file system has no expiry rules",
     "Failed records, by reason": "a series begins with the first record that fails for its reason",
     "Discarded messages, by reason": "a series begins with the first message that is discarded for its reason",
 }

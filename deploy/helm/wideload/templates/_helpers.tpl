@@ -24,7 +24,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- define "wideload.image" -}}
 {{- if not .Values.image.repository -}}
-{{- fail "image.repository: it is empty; build the image (docs/deployment.md), push it to a registry of yours, and name it here, such as registry.example.com/wideload" -}}
+{{- fail "image.repository: it is empty; build the image (docs/deployment.md), push it to your registry, and set its repository here, such as registry.example.com/wideload" -}}
 {{- end -}}
 {{- if .Values.image.digest -}}
 {{ .Values.image.repository }}@{{ .Values.image.digest }}
@@ -59,10 +59,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if hasPrefix (printf "%s/" (trimSuffix "/" .mountPath)) $path -}}{{- $mounted = true -}}{{- end -}}
 {{- end -}}
 {{- if not $mounted -}}
-{{- fail (printf "config: found %s, and secrets does not have %s; the file would not be there" $path (base $path)) -}}
+{{- fail (printf "config: found %s, but secrets does not contain %s, so the file would not exist" $path (base $path)) -}}
 {{- end -}}
 {{- end -}}
-# What the pod depends on; the chart writes it from its values.
+# Properties on which the pod depends; the chart writes them from its values.
 web.bind = "0.0.0.0"
 web.port = {{ int .Values.port }}
 in.flight.bytes = "{{ int .Values.memory.inFlightMiB }}MiB"
@@ -79,7 +79,7 @@ task.shutdown.graceful.timeout.ms = {{ mul .Values.gracefulStopSeconds 1000 }}
 {{- if regexMatch "^[0-9]+[MG]i$" $given -}}
 {{- $mebibytes := regexFind "[0-9]+" $given | int64 | mul (ternary 1024 1 (hasSuffix "Gi" $given)) -}}
 {{- if lt $mebibytes $least -}}
-{{- fail (printf "resources.limits.memory: found %s, and the worker takes up to %dMi: memory.inFlightMiB, memory.pendingChunksMiB and 250; raise it, or lower these" $given $least) -}}
+{{- fail (printf "resources.limits.memory: found %s, but the worker uses up to %dMi: memory.inFlightMiB, memory.pendingChunksMiB and 250; raise it, or lower these" $given $least) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
