@@ -1,6 +1,6 @@
 """Which folder and which room may import which, and that no two modules import each other in a circle.
 
-The tables read like those of CONTRIBUTING.md. Imports count wherever they stand: in functions, and below `if
+The tables read like those of docs/architecture.md. Imports count wherever they stand: in functions, and below `if
 TYPE_CHECKING` too.
 """
 
