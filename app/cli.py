@@ -144,13 +144,13 @@ def cli() -> None:
     type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False),
     default="INFO",
     show_default=True,
-    help="The lowest level of log lines on standard error.",
+    help="The minimum level of log lines, which are written to standard error.",
 )
 def worker(config: str, log_level: str) -> int:
     """Run the pipelines of a configuration until SIGTERM or Ctrl-C.
 
     The worker first runs the checks of `wideload check`. On SIGTERM it drains, commits and ends with status 0; it ends
-    with status 1 when all pipelines have failed. Its pages are /health, /pipelines and /metrics on web.port.
+    with status 1 when all pipelines have failed. On web.port it serves the web UI, /health, /pipelines and /metrics.
 
     \b
     Example:
@@ -171,7 +171,7 @@ def worker(config: str, log_level: str) -> int:
 def _end_as_first_process() -> None:
     """Lets SIGTERM end a container's first process until Faust has its own handlers; nothing is consumed before.
 
-    The kernel keeps from process 1 each signal that it has no handler for.
+    The kernel does not deliver a signal to process 1 unless it has a handler for it.
     """
     if os.getpid() == 1:
         signal.signal(signal.SIGTERM, lambda number, _: os._exit(_SIGNALLED + number))
@@ -179,13 +179,15 @@ def _end_as_first_process() -> None:
 
 @cli.command()
 @config_option
-@click.option("--print", "show", is_flag=True, help="Print the configuration with all defaults; secrets as ***.")
+@click.option(
+    "--print", "show", is_flag=True, help="Print the configuration with all defaults. Secrets are printed as ***."
+)
 def check(config: str, *, show: bool) -> int:
-    """Check whether a worker would start: configuration, the port of the pages, brokers, topics, limits, stores.
+    """Check whether a worker would start: configuration, web.port, brokers, topics, limits and stores.
 
-    Reports all errors, one per line, or else where the consumer group of each pipeline begins. The command consumes
-    nothing. Like the worker, it creates missing output topics if topic.creation.enable is true, and the topic of
-    control.topic. To the store of a pipeline that offloads it writes a probe, and removes it.
+    Reports all errors, one per line. If there are none, it shows where the consumer group of each pipeline starts. The
+    command consumes no records. Like the worker, it creates missing output topics if topic.creation.enable is true, and
+    the topic of control.topic. It writes a probe to the store of each pipeline that offloads, and removes it.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""The commands of `wideload` other than `worker`. Beside `app.cli` the only place that knows click.
+"""The commands of `wideload` other than `worker`. Only this package and `app.cli` use click.
 
-Imports every room but `web`.
+Imports every package of `app` except `web`.
 """

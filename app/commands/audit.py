@@ -1,4 +1,4 @@
-"""`wideload audit`: the state of every reference of topics, without Spark."""
+"""`wideload audit`: checks every reference of topics, without Spark."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from app.payloads import audit_command
 )
 @click.argument("arguments", metavar="[OPTIONS]", nargs=-1, type=click.UNPROCESSED)
 def command(arguments: tuple[str, ...]) -> int:
-    """Check every reference of topics: whether its payload is there, is the right one, and stays long enough.
+    """Check the references of topics: whether each payload exists, matches, and is kept long enough.
 
-    The options are those of `wideload job audit`, which does the same on Spark: see `wideload audit --help`.
+    The options are those of `wideload job audit`, which runs on Spark: see `wideload audit --help`.
 
     \b
     Examples:

@@ -15,13 +15,13 @@ from stores.registry import STORE_CLASS, open_store
 from stores.store import Store
 from transforms.text import bytes_text
 
-TITLES = ("pipeline", "sources", "sink", "dead letters", "transforms", "threshold", "store")
+TITLES = ("pipeline", "topics", "output topic", "dead letter queue", "transforms", "threshold", "store")
 
 
 def effective(settings: Settings) -> str:
     """The configuration with all defaults, as TOML; secrets, and values from `${…}`, are `***`.
 
-    All strings of a user's own store are `***` too, as it is not known which of them are secret.
+    All strings of a custom store are `***` too, as it is not known which of them are secret.
     """
     lines = list(_toml(values_of(settings)))
     for pipeline in settings.pipelines:
@@ -33,7 +33,7 @@ def effective(settings: Settings) -> str:
 def _toml(values: Mapping[str, object]) -> Iterator[str]:
     given = {name: value for name, value in values.items() if value is not None and value != ()}
     for name, value in given.items():
-        # In TOML `a = 1` and `a.b = 2` exclude each other; a quoted "a" is a name of its own.
+        # In TOML `a = 1` and `a.b = 2` exclude each other; a quoted "a" is a separate name.
         written = json.dumps(name) if any(other.startswith(f"{name}.") for other in given) else name
         yield f"{written} = {json.dumps(shown_value(value), ensure_ascii=False)}"
 

@@ -1,4 +1,4 @@
-"""What a topic has of messages of chunks: which are whole, which are broken, which wait for their rest."""
+"""The chunked messages of a topic: which are whole, broken, or waiting for their last chunks."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _AT_THE_END_MS = 1
 
 @dataclass(frozen=True, slots=True)
 class ChunkCheck:
-    """The result for one message of chunks.
+    """The result for one chunked message.
 
     Attributes:
         state: `whole`: all chunks are there, with the right size and checksum. `pending`: its last chunks were not
-            read. `broken`: its chunks make no message. `unchecked`: more messages are open at once than are held.
+            read. `broken`: its chunks do not form a message. `unchecked`: more messages are incomplete than are held.
         record: its last chunk; the first one if it is not whole.
         chunk: the headers of that record; None if they break the format.
         have: bytes of its chunks.
@@ -42,19 +42,19 @@ class ChunkCheck:
 
     @property
     def bad(self) -> bool:
-        """Whether nobody will read the message."""
+        """Whether no consumer can read the message."""
         return self.state == "broken"
 
 
 class ChunkChecks:
-    """Puts the chunks of a topic together, and forgets them: it tells what came of them.
+    """Assembles the chunks of a topic without keeping their bytes, and reports the result.
 
     Args:
-        limits: how many messages, and of how many bytes, are held at once.
+        limits: of incomplete messages.
     """
 
     def __init__(self, limits: Limits) -> None:
-        # The clock stands still until the end, so that what is left then is told by `expire`.
+        # The clock stands still until the end, when all that is left expires and is reported.
         self._reassembly = Reassembly(dataclasses.replace(limits, expire_ms=_AT_THE_END_MS))
 
     def take(self, record: SourceRecord) -> Iterator[ChunkCheck]:
@@ -62,7 +62,7 @@ class ChunkChecks:
         for event in self._reassembly.receive(TopicPartition(record.topic, record.partition), record):
             if isinstance(event, Assembled):
                 wrapper = WrapperCheck.of(event.record)
-                detail = None if wrapper is None else f"they make {wrapper}"
+                detail = None if wrapper is None else f"they form {wrapper}"
                 yield ChunkCheck("whole", record, _chunk(record), len(event.record.value or b""), detail)
             elif isinstance(event, Discarded) and not event.late:  # its message was reported
                 yield _check("unchecked" if event.reason == "evicted" else "broken", event)
@@ -78,7 +78,7 @@ def _check(state: State, event: Discarded) -> ChunkCheck:
     records = cast("Sequence[SourceRecord]", event.records)
     chunk = _chunk(records[0])
     if state == "pending" and chunk is not None:
-        detail = f"{len(records):,} of {chunk.count:,} chunks are there"
+        detail = f"{len(records):,} of {chunk.count:,} chunks were read"
     else:
         detail = f"{event.reason}: {event.detail}"
     return ChunkCheck(state, records[0], chunk, sum(len(each.value or b"") for each in records), detail)

@@ -1,4 +1,4 @@
-"""The store of clients, which have no worker's configuration: options of a command, or a file of their keys."""
+"""The store of clients, which have no worker's configuration: options of a command, or a file of their properties."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def client_store_options(command: _Function) -> _Function:
             _FILE,
             "store_file",
             metavar="FILE",
-            help="The keys of a client: of its store, and of its connection. A properties file, or TOML if it is "
-            "called *.toml.",
+            help="The properties of a client, for its store and its connection: a properties file, or TOML if it is "
+            "named *.toml.",
         ),
         click.option(
             "-s",
@@ -44,8 +44,8 @@ def client_store_options(command: _Function) -> _Function:
             "store_pairs",
             metavar="KEY=VALUE",
             multiple=True,
-            help=f"A key of the store, such as {STORE_CLASS}=s3; may be repeated. Give secrets as ${{env:NAME}} or "
-            "${file:/path}.",
+            help=f"A property of the store, such as {STORE_CLASS}=s3; may be repeated. Pass secrets as ${{env:NAME}} "
+            "or ${file:/path}.",
         ),
     )
     for option in reversed(options):
@@ -54,24 +54,24 @@ def client_store_options(command: _Function) -> _Function:
 
 
 def given_keys(file: str | None, pairs: Sequence[str], environ: Mapping[str, str] = os.environ) -> Mapping[str, object]:
-    """The keys of a client: those of the file, and before them those of the options.
+    """The properties of a client: those of the options override those of the file.
 
     Raises:
-        ConfigurationError: the file cannot be read, an entry is not KEY=VALUE, or a placeholder cannot be filled in.
+        ConfigurationError: the file cannot be read, an entry is not KEY=VALUE, or a placeholder cannot be replaced.
     """
     values = {} if file is None else _read(Path(file), environ)
     return {**values, **_pairs(_KEY, pairs, environ)}
 
 
 def store_of(given: Mapping[str, object]) -> Mapping[str, object]:
-    """The configuration of the store, as the serializers read it; keys that are not the store's are left out.
+    """The configuration of the store, as the serializers read it, without properties that are not the store's.
 
     Raises:
-        ConfigurationError: the store is missing, or one of its keys is unknown or wrong.
+        ConfigurationError: the store is missing, or one of its properties is unknown or wrong.
     """
     if STORE_CLASS not in given:
         raise ConfigurationError(
-            _KEY, f"{STORE_CLASS}=… is missing; give the keys of the clients' store, or their file with {_FILE}"
+            _KEY, f"{STORE_CLASS}=… is missing; pass the properties of the clients' store, or their file with {_FILE}"
         )
     _, store = read_options(given, CONSUMER_KEYS)
     secret = {key.name for key in (*COMMON_KEYS, *(store_keys(str(given[STORE_CLASS])) or ())) if key.secret}
@@ -79,7 +79,7 @@ def store_of(given: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def connection_of(given: Mapping[str, object]) -> Mapping[str, object]:
-    """The keys of the connection among those of a client, by the names that a worker's configuration has.
+    """The connection properties of a client, by the names of a worker's configuration.
 
     Raises:
         ConfigurationError: our own clients do not support a value.
@@ -91,7 +91,7 @@ def connection_of(given: Mapping[str, object]) -> Mapping[str, object]:
             embedded_client_settings({_SERVERS: ""}),
         )
     )
-    # A default must not stand before what a worker's configuration says.
+    # A default must not override a worker's configuration.
     return {name: value for name, value in values.items() if name in given or value != defaults[name]}
 
 
@@ -112,7 +112,9 @@ def _read(path: Path, environ: Mapping[str, str]) -> dict[str, object]:
     values = flatten(document, environ, findings)
     findings.check()
     if "pipeline" in document:
-        raise ConfigurationError(_FILE, f"{path} has pipelines, as a worker's configuration has: give it with -c")
+        raise ConfigurationError(
+            _FILE, f"{path} has pipelines, so it is the configuration of a worker; pass it with -c"
+        )
     return values
 
 

@@ -34,7 +34,7 @@ config_option = click.option(
     required=True,
     envvar="WIDELOAD_CONFIG",
     show_envvar=True,
-    help="The configuration file.",
+    help="The configuration file of the worker.",
 )
 
 
@@ -47,18 +47,21 @@ def connection_options(command: _Function) -> _Function:
             "--bootstrap-server",
             "bootstrap_servers",
             metavar="HOST:PORT,…",
-            help=f"Brokers for the first connection. By default from -c, or from ${BOOTSTRAP_VARIABLE}.",
+            help=f"The brokers for the initial connection. Default: those of -c, or of ${BOOTSTRAP_VARIABLE}.",
         ),
         click.option(
-            "-c", "--config", metavar="FILE", help="Take brokers, security and store from this configuration file."
+            "-c",
+            "--config",
+            metavar="FILE",
+            help="The configuration file of a worker, for brokers, security and store.",
         ),
         click.option(
             "-X",
             "extra",
             metavar="KEY=VALUE",
             multiple=True,
-            help="A connection key, such as security.protocol=SSL; may be repeated. Give secrets as "
-            "${env:NAME} or ${file:/path}: other users can see the command line.",
+            help="A connection property, such as security.protocol=SSL; may be repeated. Pass secrets as "
+            "${env:NAME} or ${file:/path}, since other users can see the command line.",
         ),
     )
     for option in reversed(options):
@@ -92,7 +95,7 @@ def client_of(
         values["bootstrap.servers"] = bootstrap_servers
     if "bootstrap.servers" not in values:
         raise ConfigurationError(
-            "--bootstrap-servers", f"is missing; give it, or a configuration with -c, or set ${BOOTSTRAP_VARIABLE}"
+            "--bootstrap-servers", f"is missing; pass it, or a configuration with -c, or set ${BOOTSTRAP_VARIABLE}"
         )
     return checked_client_settings(values)
 
@@ -125,7 +128,7 @@ def pipeline_of(settings: Settings, name: str | None) -> PipelineSettings:
     if name is None:
         if any(pipeline.store != pipelines[0].store for pipeline in pipelines):
             raise ConfigurationError(
-                "--pipeline", f"is missing, but the stores, or their keys, differ; name one of: {names}"
+                "--pipeline", f"is missing, but the stores, or their properties, differ; name one of: {names}"
             )
         if any(pipeline.reference_format != pipelines[0].reference_format for pipeline in pipelines):
             raise ConfigurationError("--pipeline", f"is missing, but reference.format differs; name one of: {names}")
@@ -159,14 +162,14 @@ def agreed(
     what: Callable[[PipelineSettings], _Value],
     differ: str,
 ) -> _Value | None:
-    """What a pipeline says: the one called `name`, or all together that it concerns; None if it concerns none.
+    """The setting of the pipeline called `name`, or of all that it concerns; None if it concerns none.
 
     Args:
         settings: of the file.
         name: None for no choice.
-        concerns: whether a pipeline says something about it.
-        what: what it says.
-        differ: which keys differ, for the error.
+        concerns: whether the setting concerns a pipeline.
+        what: the setting.
+        differ: which properties differ, for the error.
 
     Raises:
         ConfigurationError: there is no such pipeline, or a name is needed, as the pipelines differ.
@@ -204,7 +207,7 @@ def _wrapping(
     does: Callable[[WrapperSettings], bool],
     what: Callable[[WrapperSettings], _Value],
 ) -> _Value | None:
-    """The table of all pipelines that know wrappers, with the rest from those that do the same as the command."""
+    """The table of all pipelines that know wrappers, with the rest from those that do what the command does."""
     if settings is None:
         return None
 
@@ -215,7 +218,7 @@ def _wrapping(
         return what(each.wrapper)
 
     agreed(settings, name, knows, lambda each: each.wrapper.headers, "wrapper.header.NUMBER differ")
-    differ = "what to do with other values differs"
+    differ = "the handling of other values differs"
     found = agreed(settings, name, lambda each: does(each.wrapper), of, differ)
     return agreed(settings, name, knows, of, differ) if found is None else found
 

@@ -1,4 +1,4 @@
-"""The output of commands: table rows and progress bars; plain text if the output is no terminal."""
+"""The output of commands: table rows and progress bars; plain text if the output is not a terminal."""
 
 from __future__ import annotations
 
@@ -107,6 +107,6 @@ def print_table(titles: Sequence[str], rows: Iterable[Iterable[str]], right: Col
     for row in rows:
         table.add_row(*map(Text, row))  # rich parses a string as markup, with emoji codes
     out = Console() if sys.stdout.isatty() else Console(width=160)
-    with out.capture() as text:  # on a closed pipe rich would end the process with a status of its own
+    with out.capture() as text:  # on a closed pipe rich would end the process with its own status
         out.print(table)
     click.echo(text.get(), nl=False)

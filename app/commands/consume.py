@@ -198,7 +198,7 @@ def start_of(offset: str | None, *, from_beginning: bool) -> Any:
     if offset is None:
         return "earliest" if from_beginning else "latest"
     if from_beginning:
-        raise ConfigurationError("--offset", "cannot be used with --from-beginning; give one of them")
+        raise ConfigurationError("--offset", "cannot be combined with --from-beginning; pass one of them")
     if offset in {"earliest", "latest"}:
         return offset
     try:
@@ -212,11 +212,11 @@ def start_of(offset: str | None, *, from_beginning: bool) -> Any:
 def _restorer(
     config: str | None, pipeline: str | None, stack: ExitStack, *, inflates: bool, unwraps: bool
 ) -> Restorer | None:
-    """What makes records whole; None if they are to be shown as they are."""
+    """The restorer of records; None if they are to be shown as they are."""
     if not inflates and not unwraps:
         return None
     if inflates and config is None:
-        raise ConfigurationError("--inflate", "needs the store of a configuration: -c FILE")
+        raise ConfigurationError("--inflate", "requires the store of a configuration; pass it with -c FILE")
     loaded = None if config is None else load(config)
     unwrap = unwrap_of(loaded, pipeline) if unwraps else None
     if not inflates or loaded is None:
@@ -229,21 +229,23 @@ def _restorer(
 @click.command("consume")
 @click.argument("topic")
 @connection_options
-@click.option("--from-beginning", is_flag=True, help="Begin with the oldest record, not with the next new one.")
-@click.option("-o", "--offset", metavar="N", help="Begin at earliest, latest, an offset, or -N: N before the end.")
-@click.option("-p", "--partition", type=click.IntRange(0), help="Only this partition.")
+@click.option("--from-beginning", is_flag=True, help="Start at the oldest record instead of waiting for new ones.")
+@click.option("-o", "--offset", metavar="N", help="Start at earliest, latest, an offset, or -N (N before the end).")
+@click.option("-p", "--partition", type=click.IntRange(0), help="Read only this partition.")
 @click.option(
-    "-n", "--max-messages", type=click.IntRange(1), help="Stop after this many records; with --inflate, values."
+    "-n", "--max-messages", type=click.IntRange(1), help="Stop after this many records, or values with --inflate."
 )
-@click.option("-e", "--until-end", is_flag=True, help="Stop at the present end of the topic.")
-@click.option("--timeout-ms", type=click.IntRange(1), help="Stop if no record arrives for this time.")
-@click.option("-g", "--group", help="Begin at the offsets of this group, and commit to it.")
-@click.option("--output", metavar="DIR", help="Write each value to a file, named after the key if that is safe.")
-@click.option("--inflate", is_flag=True, help="Give whole keys and values: of references, and of chunks; needs -c.")
-@click.option("--unwrap", is_flag=True, help="Take message wrappers off; names of headers from -c.")
+@click.option("-e", "--until-end", is_flag=True, help="Stop at the current end of the topic.")
+@click.option(
+    "--timeout-ms", type=click.IntRange(1), help="Stop if no record arrives within this time in milliseconds."
+)
+@click.option("-g", "--group", help="Start at the committed offsets of this group, and commit to it.")
+@click.option("--output", metavar="DIR", help="Write each value to a file in DIR, named after the key if that is safe.")
+@click.option("--inflate", is_flag=True, help="Restore keys and values from references and chunks; requires -c.")
+@click.option("--unwrap", is_flag=True, help="Unwrap message wrappers; the names of headers come from -c.")
 @click.option("--pipeline", metavar="NAME", help="The pipeline of -c for --inflate and --unwrap, if there are several.")
-@click.option("--values", is_flag=True, help="Put the values into the JSON lines.")
-@click.option("--json", "as_json", is_flag=True, help="JSON lines on a terminal too.")
+@click.option("--values", is_flag=True, help="Include the values in the JSON lines.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON lines on a terminal too.")
 def command(
     topic: str,
     bootstrap_servers: str | None,
@@ -268,13 +270,16 @@ def command(
 
     The output is a table on a terminal and JSON lines elsewhere.
 
-    Without --from-beginning or --offset the command waits for new records, like Kafka's console consumer. It overwrites
-    no file in DIR; if the key is not a safe name, the file is called TOPIC-PARTITION-OFFSET. With --inflate, a value
-    that came as chunks has the offset of the last one, and with --group no commit passes the first one of a value that
-    is not whole, so that records behind it may come again. So may the last records when another consumer joins the
-    group or leaves it. With --unwrap, a value that is no wrapper is an error, unless unwrap.on.plain.value in -c is
-    pass; references in wrappers, and chunks of them, need --inflate, too. The status is 1 if a value could not be given
-    whole, or records cannot be read, as they are too large or malformed.
+    Without --from-beginning or --offset the command waits for new records, like Kafka's console consumer. It does not
+    overwrite files in DIR; if the key is not a safe file name, the file is named TOPIC-PARTITION-OFFSET.
+
+    With --inflate, a chunked value is shown at the offset of its last chunk. With --group, the committed offset stays
+    at the first chunk of an incomplete value, so later records may be consumed again. The last records may be consumed
+    again when another consumer joins or leaves the group.
+
+    With --unwrap, a value that is not a wrapper is an error, unless unwrap.on.plain.value is pass in -c. References in
+    wrappers, and chunks of wrappers, also require --inflate. Exits with 1 if a value could not be restored, or if
+    records could not be read because they are too large or malformed.
 
     \b
     Examples:
@@ -299,7 +304,7 @@ def command(
         rows = sys.stdout.isatty() and not as_json
         how = " or ".join(word for word, asked in (("unwrapped", unwrap), ("inflated", inflate)) if asked) or "read"
         run = _Run(_Printer(as_json=not rows, values=values), folder, restorer, how)
-        # No bar beside the rows of a table.
+        # No bar while the rows of a table are printed.
         advance = stack.enter_context(progress(f"from {topic}", max_messages, unit="messages", shown=not rows))
         return _run(client, topic, selection, run, advance)
 
@@ -311,7 +316,7 @@ def _check(selection: Selection) -> None:
     if selection.group is None:
         return
     if selection.partition is not None:
-        raise ConfigurationError("--partition", "cannot be used with --group; the group assigns the partitions")
+        raise ConfigurationError("--partition", "cannot be combined with --group, which assigns the partitions")
     if isinstance(selection.start, int):
         raise ConfigurationError(
             "--offset", "must be earliest or latest with --group, whose committed offsets take precedence"
@@ -329,6 +334,6 @@ def _run(client: ClientSettings, topic: str, selection: Selection, run: _Run, ad
     pending = 0 if run.restorer is None or run.enough(selection) else run.restorer.pending
     if totals.failed or pending or sys.stderr.isatty():
         failed = f", {totals.failed:,} of them could not be {run.how}" if totals.failed else ""
-        begun = f"; {pending:,} more came in part: their last chunks were not read" if pending else ""
+        begun = f"; {pending:,} more are incomplete: their last chunks were not read" if pending else ""
         click.echo(f"{totals.messages:,} messages ({bytes_text(totals.size)}) from {topic}{failed}{begun}", err=True)
     return 130 if interrupted else 1 if totals.failed or pending else 0

@@ -83,12 +83,12 @@ class _Report:
 
 
 class Demo:
-    """One run of the demo. At the end of the block, all its processes end and its folder is removed.
+    """One run of the demo. At the end of the block, all its processes end and its directory is removed.
 
     Args:
         files: the files to send.
         store: for their payloads.
-        keep: whether to keep the folder, and the payloads.
+        keep: whether to keep the directory and the payloads.
     """
 
     def __init__(self, files: Sequence[DemoFile], store: DemoStore, *, keep: bool = False) -> None:
@@ -107,7 +107,7 @@ class Demo:
 
     @property
     def folder(self) -> Path:
-        """The folder of configuration, logs, payloads and Parquet files."""
+        """The directory of configuration, logs, payloads and Parquet files."""
         return self._folder
 
     def __enter__(self) -> Self:
@@ -115,12 +115,12 @@ class Demo:
         self._store = self._given.at(self._folder / "store")
         if not self._keep:
             self._stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
-            if not self._store.folder:
+            if not self._store.temporary:
                 self._stack.callback(self._store.remove, ORDERS)
         return self
 
     def __exit__(self, *_: object) -> None:
-        # A second Ctrl-C must not leave a broker or a folder behind; closing takes a second or two.
+        # A second Ctrl-C must not leave a broker or a directory behind; closing takes a second or two.
         with _signals(signal.SIG_IGN):
             self._stack.close()
 
@@ -159,7 +159,7 @@ class Demo:
         click.echo(f"{title}: {seconds:.1f} s")
 
     def _heap(self, least_mib: int) -> str:
-        # Kafka and Spark hold several copies of a value at once.
+        # Kafka and Spark hold several copies of a value in memory.
         return f"{least_mib + 10 * self._largest // (1 << 20)}m"
 
     @property
@@ -226,7 +226,7 @@ class Demo:
         return sum(_file_bytes((data / f"{topic}-{number}").glob("*.log")) for number in range(_PARTITIONS))
 
     def _page(self, path: str) -> Any:
-        """The JSON of a page; None if the worker is not ready or does not answer."""
+        """The JSON of an endpoint; None if the worker is not ready or does not respond."""
         try:
             with _DIRECT.open(f"http://127.0.0.1:{self._port}{path}", timeout=10) as answer:
                 return json.load(answer)
@@ -302,8 +302,8 @@ def _check_disk(files: Sequence[DemoFile]) -> None:
     if free < needed:
         raise ConfigurationError(
             "INPUT",
-            f"the demo needs about {bytes_text(needed)} in {folder}, and {bytes_text(free)} are free; make room, set "
-            "TMPDIR to another folder, or give a smaller INPUT",
+            f"the demo needs about {bytes_text(needed)} in {folder}, but {bytes_text(free)} are free; free up space, "
+            "set TMPDIR to another directory, or pass a smaller INPUT",
         )
 
 
@@ -350,18 +350,24 @@ def _show(report: _Report, comparison: Comparison) -> None:
 
 @click.command("demo")
 @click.argument("folder", metavar="[INPUT]", required=False, type=click.Path(path_type=Path))
-@click.option("--store", type=click.Choice(NAMES), default="filesystem", help="Where payloads go.")
+@click.option("--store", type=click.Choice(NAMES), default="filesystem", help="The payload store.")
 @click.option(
-    "-s", "--store-key", "store_keys", multiple=True, metavar="KEY=VALUE", help="A key of the store; may be repeated."
+    "-s",
+    "--store-key",
+    "store_keys",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A property of the store; may be repeated.",
 )
-@click.option("--keep", is_flag=True, help="Keep the folder of configuration, payloads, Parquet files and logs.")
+@click.option("--keep", is_flag=True, help="Keep the directory of configuration, payloads, Parquet files and logs.")
 def command(folder: Path | None, store: str, store_keys: Sequence[str], *, keep: bool) -> int:
     """Send files through Kafka, a worker and Spark, and compare the result with the files.
 
-    The demo starts its own Kafka broker and worker and sends the files of INPUT to raw-large. The worker offloads them
-    to orders and inflates them to orders-inflated, and Spark writes them to Parquet. Then the demo compares SHA-256
-    digests. In a store it has a prefix of its own. Without INPUT it sends the jars that the set-up fetched. At the end
-    it stops and removes everything. The status is 1 if a payload differs or is missing. The demo needs Java 17 to 22.
+    The demo starts a Kafka broker and a worker, and sends the files of INPUT to raw-large. The worker offloads them to
+    orders and inflates them to orders-inflated, and Spark writes them to Parquet. The demo then compares SHA-256
+    digests. Without INPUT it sends the jars that it has downloaded. In a store it uses a separate prefix. At the end it
+    stops all processes, and removes all files and payloads. Exits with 1 if a payload differs or is missing. The demo
+    requires Java 17 to 22.
 
     \b
     Examples:

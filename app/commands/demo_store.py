@@ -30,58 +30,62 @@ _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")  # one that TOML has wit
 
 @dataclass(frozen=True, slots=True)
 class DemoStore:
-    """A place of its own for the payloads of one run.
+    """A separate place for the payloads of one run.
 
     Attributes:
-        keys: of the store, with its class, as the file has them: `${env:NAME}` is not replaced yet.
-        folder: whether it is a folder of the demo's, which goes with it.
+        keys: the properties of the store, with its class, as in the file: `${env:NAME}` is not replaced yet.
+        temporary: whether it is a directory of the demo, which is removed at its end.
     """
 
     keys: Mapping[str, object]
-    folder: bool
+    temporary: bool
 
     @classmethod
     def given(cls, name: str, pairs: Sequence[str]) -> DemoStore:
-        """The store that the options say, below a prefix of its own, so that nothing else is ever removed.
+        """The store of the options, below a separate prefix, so that nothing else is ever removed.
 
         Args:
             name: one of `NAMES`.
             pairs: `KEY=VALUE`.
 
         Raises:
-            ConfigurationError: a key is missing, unknown or wrong, or a package is not installed.
+            ConfigurationError: a property is missing, unknown or wrong, or a package is not installed.
         """
         if name == "filesystem":
             if pairs:
-                raise ConfigurationError("--store-key", "is for s3, gcs and azure; the demo has a folder of its own")
-            return cls({STORE_CLASS: name}, folder=True)
+                raise ConfigurationError(
+                    "--store-key", "is for s3, gcs and azure; with filesystem, the demo uses its own directory"
+                )
+            return cls({STORE_CLASS: name}, temporary=True)
         known = {key.name: key for key in (*COMMON_KEYS, *(store_keys(name) or ()))}
         keys: dict[str, object] = {}
         for pair in pairs:
             key, equals, value = pair.partition("=")
             if not equals:
-                raise ConfigurationError("--store-key", "is given without a value; allowed is KEY=VALUE")
+                raise ConfigurationError("--store-key", "must be KEY=VALUE, but one of them has no '='")
             if _KEY.fullmatch(key) is None:
-                raise ConfigurationError("--store-key", f"found the key {key!r}, allowed is one such as {name}.prefix")
+                raise ConfigurationError(
+                    "--store-key", f"found the property {key!r}, allowed is one such as {name}.prefix"
+                )
             if not is_utf8(value):
                 raise ConfigurationError("--store-key", f"found a value of {key} that is not UTF-8")
             keys[key] = known[key].coerce(value) if key in known else value
         prefix = str(keys.get(f"{name}.prefix", "")).strip("/")
         keys[f"{name}.prefix"] = f"{prefix}/wideload-demo-{secrets.token_hex(4)}".removeprefix("/")
-        store = cls({STORE_CLASS: name, **keys}, folder=False)
+        store = cls({STORE_CLASS: name, **keys}, temporary=False)
         store.opened_keys()
         return store
 
     def at(self, root: Path) -> DemoStore:
-        """The same store; a folder is this one."""
-        return DemoStore({**self.keys, "filesystem.root": str(root)}, folder=True) if self.folder else self
+        """The store with this directory, if it is one."""
+        return DemoStore({**self.keys, "filesystem.root": str(root)}, temporary=True) if self.temporary else self
 
     def lines(self) -> str:
         """The lines of the configuration."""
         return "".join(f"{name} = {_toml(value)}\n" for name, value in self.keys.items())
 
     def opened_keys(self) -> Mapping[str, object]:
-        """The keys as the worker will have them.
+        """The properties as the worker will have them.
 
         Raises:
             ConfigurationError: one is missing, unknown or wrong.
@@ -90,7 +94,9 @@ class DemoStore:
             document = tomllib.loads(f'bootstrap.servers = "localhost:1"\n{self.lines()}{_PIPELINE}')
         except tomllib.TOMLDecodeError as exc:
             names = ", ".join(name for name in self.keys if name != STORE_CLASS)
-            raise ConfigurationError("--store-key", f"found keys that no file can have together: {names}") from exc
+            raise ConfigurationError(
+                "--store-key", f"found properties that no file can have together: {names}"
+            ) from exc
         config = parse(document).pipelines[0].store
         with closing(open_store(config)):
             return config

@@ -1,4 +1,4 @@
-"""`wideload dlq`: shows the letters of a pipeline's dead-letter topic, and replays their records."""
+"""`wideload dlq`: shows the records of a pipeline's dead letter queue, and replays them."""
 
 from __future__ import annotations
 
@@ -59,16 +59,26 @@ def _filter_options(command: _Function) -> _Function:
     options = (
         config_option,
         click.option(
-            "--pipeline", metavar="NAME", help="Only letters of this pipeline; needed if dead-letter topics differ."
+            "--pipeline",
+            metavar="NAME",
+            help="Only dead-letter records of this pipeline; required if the dead letter queues differ.",
         ),
-        click.option("--error", metavar="CLASS", help="Only letters with this exception: PayloadNotFoundError."),
-        click.option("--since", metavar="TIME", help="Only records with this timestamp or a later one; or 2h, 7d."),
-        click.option("--topic", metavar="NAME", help="Only records that came from this topic."),
-        click.option("-p", "--partition", type=click.IntRange(0), help="Only this partition of the dead-letter topic."),
-        click.option("--from-offset", type=click.IntRange(0), help="Only from this offset on; needs --partition."),
-        click.option("--to-offset", type=click.IntRange(0), help="Only up to this offset; needs --partition."),
-        click.option("-n", "--limit", type=click.IntRange(1), help="At most so many letters."),
-        click.option("--json", "as_json", is_flag=True, help="JSON on a terminal too."),
+        click.option(
+            "--error",
+            metavar="CLASS",
+            help="Only records that failed with this exception, for example PayloadNotFoundError.",
+        ),
+        click.option(
+            "--since",
+            metavar="TIME",
+            help="Only records with this timestamp or later: a time in ISO 8601, or an age such as 2h.",
+        ),
+        click.option("--topic", metavar="NAME", help="Only records that were read from this topic."),
+        click.option("-p", "--partition", type=click.IntRange(0), help="Only this partition of the dead letter queue."),
+        click.option("--from-offset", type=click.IntRange(0), help="Only this offset and later; requires --partition."),
+        click.option("--to-offset", type=click.IntRange(0), help="Only this offset and earlier; requires --partition."),
+        click.option("-n", "--limit", type=click.IntRange(1), help="The maximum number of dead-letter records."),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON on a terminal too."),
     )
     for option in reversed(options):
         command = option(command)
@@ -95,12 +105,12 @@ def _filters(given: dict[str, Any]) -> Filters:
 
 
 def _pipelines(settings: Settings) -> Sequence[PipelineSettings]:
-    """The pipelines that have a dead-letter topic; at least one."""
+    """The pipelines that have a dead letter queue; at least one."""
     pipelines = [each for each in settings.pipelines if each.dead_letter_topic is not None]
     if not pipelines:
         raise ConfigurationError(
             "--config",
-            'is a configuration without a pipeline that has a dead-letter topic and errors.tolerance = "all"',
+            'has no pipeline with errors.tolerance = "all" and a dead letter queue',
         )
     return pipelines
 
@@ -110,12 +120,12 @@ def _chosen(pipelines: Sequence[PipelineSettings], name: str | None, why: str) -
     if name is None and len(pipelines) > 1:
         names = ", ".join(each.name for each in pipelines)
         raise ConfigurationError("--pipeline", f"is missing{why}; name one of: {names}")
-    return pipelines[0] if name is None else named(pipelines, name, "the pipelines with a dead-letter topic are")
+    return pipelines[0] if name is None else named(pipelines, name, "the pipelines with a dead letter queue are")
 
 
 @click.group("dlq")
 def command() -> None:
-    """Show dead letters, and send their records through the pipeline again.
+    """Show the records of a dead letter queue, and replay them.
 
     \b
     Examples:
@@ -160,11 +170,11 @@ async def _list(
 @command.command("list")
 @_filter_options
 def list_(config: str, pipeline: str | None, *, as_json: bool, **given: Any) -> int:
-    """Show dead letters: a table on a terminal, JSON lines elsewhere.
+    """Show dead-letter records: a table on a terminal, JSON lines elsewhere.
 
-    With --pipeline these are the letters of that pipeline. Without it, they are those of all pipelines; these must have
-    one dead-letter topic. A letter has the timestamp of its record. The status is 1 if a letter cannot be read, for
-    instance for a missing payload, or because its batch is too large or malformed.
+    With --pipeline only the dead-letter records of that pipeline are shown. Without it, those of all pipelines are
+    shown, which must share one dead letter queue. Each has the timestamp of the record that failed. Exits with 1 if a
+    dead-letter record cannot be read, for instance because a payload is missing, or a batch is too large or malformed.
 
     \b
     Examples:
@@ -188,8 +198,8 @@ def list_(config: str, pipeline: str | None, *, as_json: bool, **given: Any) -> 
         printer = LetterPrinter(as_json=not rows)
         asyncio.run(_list(settings.client, dead_letters, SharedReaders(readers), filters, owner, printer))
     if rows:
-        letters = "1 letter" if printer.shown == 1 else f"{printer.shown:,} letters"
-        click.echo(f"{letters} in {dead_letters}")
+        records = "1 dead-letter record" if printer.shown == 1 else f"{printer.shown:,} dead-letter records"
+        click.echo(f"{records} in {dead_letters}")
     return 1 if printer.unreadable else 0
 
 
@@ -235,31 +245,31 @@ def _report(pipeline: PipelineSettings, tally: Tally, group: str, *, yes: bool, 
         )
     if tally.failures > len(tally.failed):
         click.echo(f"  and {tally.failures - len(tally.failed):,} others")
-    letters = "1 letter" if tally.replayed == 1 else f"{tally.replayed:,} letters"
+    records = "1 record" if tally.replayed == 1 else f"{tally.replayed:,} records"
     if yes:
-        click.echo(f"replayed {letters} of {pipeline.dead_letter_topic}; group {group} remembers which")
+        click.echo(f"replayed {records} of {pipeline.dead_letter_topic}; tracked by group {group}")
     else:
-        click.echo(f"would replay {letters} of {pipeline.dead_letter_topic}; nothing was written, --yes does it")
+        click.echo(f"would replay {records} of {pipeline.dead_letter_topic}; nothing was written, --yes writes them")
 
 
 @command.command("replay")
 @_filter_options
-@click.option("--to", metavar="TOPIC", help="Write all records to this topic, not to the topics that they came from.")
-@click.option("--yes", is_flag=True, help="Write the records; without it the command only says what it would do.")
 @click.option(
-    "-g", "--group", help="The group that remembers replayed letters; else group.id of the pipeline, and -dlq-replay."
+    "--to", metavar="TOPIC", help="Write all records to this topic instead of those that they were read from."
 )
+@click.option("--yes", is_flag=True, help="Write the records. Without it, the command only reports what it would do.")
+@click.option("-g", "--group", help="The consumer group that tracks replayed records. Default: <group.id>-dlq-replay.")
 @click.option(
     "--max-replays",
     type=click.IntRange(1),
     default=3,
     show_default=True,
-    help="Skip records that were replayed so often, and failed again.",
+    help="Skip records that failed again after this many replays.",
 )
 @click.option(
     "--skip-unreadable",
     is_flag=True,
-    help="Letters that nobody can read count as replayed; they are told of once, and stay in the topic.",
+    help="Mark unreadable dead-letter records as replayed. Each is reported once and remains in the topic.",
 )
 @click.option(
     GUARANTEE,
@@ -267,7 +277,7 @@ def _report(pipeline: PipelineSettings, tally: Tally, group: str, *, yes: bool, 
     type=click.Choice(["exactly_once", "at_least_once"]),
     default="exactly_once",
     show_default=True,
-    help="Whether records and offsets go in transactions, which the cluster and the rights of the user must allow.",
+    help="exactly_once writes records and offsets in transactions, for which the user needs permission.",
 )
 def replay(
     config: str,
@@ -282,15 +292,16 @@ def replay(
     guarantee: str,
     **given: Any,
 ) -> int:
-    """Write the records of dead letters back to their topics and partitions; a dry run without --yes.
+    """Write records back to the topics and partitions that they were read from; a dry run without --yes.
 
-    Each record has the key, value, headers and timestamp with which it failed, and a first header wideload.replays:
-    how often it was replayed. Records, and the offsets of their letters, are committed in one transaction. So the next
-    run repeats nothing, even if this one is killed; and of two at once the one that began last continues, the other
-    ends. Letters that a filter excludes can be replayed later. With --pipeline only letters of that pipeline are
-    replayed; without it those of all that share the dead-letter topic, one pipeline after another, each with its own
-    store and group. The status is 1 if a letter cannot be replayed, or if all are skipped and none was replayed
-    already.
+    Each record has the key, value, headers and timestamp with which it failed, and a first header wideload.replays with
+    the number of its replays. Records are written in one transaction with the offsets of their dead-letter records, so
+    the next run repeats nothing, even if this one is killed. If two runs overlap, the one that started last continues,
+    and the other ends. Dead-letter records that a filter excludes can be replayed later.
+
+    With --pipeline only dead-letter records of that pipeline are replayed. Without it, those of all pipelines that
+    share the dead letter queue are replayed, one pipeline after another, each with its own store and group. Exits with
+    1 if a record cannot be replayed, or if all are skipped and none was replayed before.
 
     \b
     Examples:
@@ -304,11 +315,11 @@ def replay(
     chosen, shares = _whose(pipelines, pipeline)
     if len(shares) > 1 and group is not None:
         raise ConfigurationError(
-            "--group", "is of one pipeline, and several share the dead-letter topic; add --pipeline"
+            "--group", "applies to one pipeline, but several share the dead letter queue; add --pipeline"
         )
     if len(shares) > 1 and given["limit"] is not None:
         raise ConfigurationError(
-            "--limit", "is of one pipeline, and several share the dead-letter topic; add --pipeline"
+            "--limit", "applies to one pipeline, but several share the dead letter queue; add --pipeline"
         )
     owners: Sequence[Owner | None] = [None if pipeline is None else Owner.of(chosen, pipelines)]
     if len(shares) > 1:
@@ -324,7 +335,7 @@ def replay(
             click.echo(f"pipeline {each.name}:")
         _report(each, tally, name, yes=yes, as_json=as_json)
         if tally.passed_over:
-            _tell_passed_over(tally, yes=yes)
+            _report_passed_over(tally, yes=yes)
         failed = failed or tally.failures > 0 or tally.in_vain
     return 1 if failed else 0
 
@@ -332,17 +343,17 @@ def replay(
 def _whose(
     pipelines: Sequence[PipelineSettings], name: str | None
 ) -> tuple[PipelineSettings, Sequence[PipelineSettings]]:
-    """The pipeline whose dead-letter topic is meant, and those whose letters are."""
+    """The pipeline whose dead letter queue is read, and those whose dead-letter records are."""
     if name is None and len({each.dead_letter_topic for each in pipelines}) == 1:
         return pipelines[0], pipelines
-    chosen = _chosen(pipelines, name, ", and the dead-letter topics differ")
+    chosen = _chosen(pipelines, name, ", but the dead letter queues differ")
     return chosen, [chosen]
 
 
-def _tell_passed_over(tally: Tally, *, yes: bool) -> None:
-    letters = "the only letter was" if tally.passed_over == 1 else f"all {tally.passed_over:,} letters were"
+def _report_passed_over(tally: Tally, *, yes: bool) -> None:
+    records = "the only record was" if tally.passed_over == 1 else f"all {tally.passed_over:,} records were"
     reasons = "; ".join(printable(reason, 500) for reason in tally.skipped)
-    click.echo(f"wideload: nothing {'was' if yes else 'would be'} replayed: {letters} skipped: {reasons}", err=True)
+    click.echo(f"wideload: nothing {'was' if yes else 'would be'} replayed: {records} skipped: {reasons}", err=True)
 
 
 async def _writers(client: ClientSettings, pipeline: PipelineSettings, log: LetterLog, guarantee: str) -> OpenWriter:
@@ -365,7 +376,7 @@ def _replay(
     yes: bool,
     skip: bool,
 ) -> Tally:
-    """One replay, of one pipeline's letters."""
+    """One replay of one pipeline's dead-letter records."""
     with ExitStack() as stack:
         store = opened_store(pipeline, stack) if pipeline.store else None
         advance = stack.enter_context(progress(f"from {pipeline.dead_letter_topic}", filters.limit, unit="messages"))
@@ -391,7 +402,7 @@ def _replay(
                     await work.run(await _writers(client, pipeline, log, guarantee) if yes else None)
                 except BaseException:
                     if yes and work.tally.replayed:
-                        click.echo(f"wideload: {work.tally.replayed:,} letters were replayed before this", err=True)
+                        click.echo(f"wideload: {work.tally.replayed:,} records were replayed before this", err=True)
                     raise
                 return work.tally
 

@@ -1,4 +1,4 @@
-"""A folder of values, one file for each record, with file names that a record cannot misuse."""
+"""A directory of values, one file for each record, with file names that a record cannot misuse."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from transforms.errors import ConfigurationError
 
-# Letters, digits and a few marks; the first is no dot (hidden) or dash (an option), the last is no dot or space.
+# Alphanumeric and a few others; no dot (hidden) or dash (an option) first, and no dot or space last.
 _SAFE = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_ .,+=@()-]{0,198}[A-Za-z0-9_)])?", re.ASCII)
 _RESERVED = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\..*)?", re.IGNORECASE)  # Windows' devices
 _LONGEST = 200  # bytes; leaves room for a suffix within the 255 of most file systems
@@ -27,15 +27,15 @@ def safe_name(key: bytes | None) -> str | None:
 
 
 class Folder:
-    """Writes values into one folder; overwrites no file, and writes nothing outside the folder.
+    """Writes values into one directory; overwrites no file, and writes nothing outside the directory.
 
-    Only the user may read the files: they are what the topic's rights protect.
+    Only the user may read the files, as the ACLs of the topic protect their contents.
 
     Args:
-        path: the folder; it is created if it does not exist.
+        path: the directory; it is created if it does not exist.
 
     Raises:
-        ConfigurationError: the folder cannot be created, or is a file.
+        ConfigurationError: the directory cannot be created, or is a file.
     """
 
     def __init__(self, path: str) -> None:
@@ -43,13 +43,13 @@ class Folder:
         try:
             self._path.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
-            raise ConfigurationError("--output", f"{path} cannot be a folder: {exc.strerror}") from exc
+            raise ConfigurationError("--output", f"directory {path} cannot be created: {exc.strerror}") from exc
 
     def write(self, value: bytes, key: bytes | None, fallback: str) -> Path:
         """Writes a file and returns its path.
 
-        The name is the key if it is safe and not in use, otherwise `fallback`, which has only letters, digits, dots and
-        dashes. If both are in use, a number is appended to `fallback`.
+        The name is the key if it is safe and not in use, otherwise `fallback`, which is always safe. If both are in
+        use, a number is appended to `fallback`.
 
         Raises:
             OSError: the file cannot be written; no part of it is left.

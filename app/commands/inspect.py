@@ -1,4 +1,4 @@
-"""`wideload inspect`: lists the references, chunks and wrappers in a topic, and checks what they lead to."""
+"""`wideload inspect`: lists the references, chunks and wrappers in a topic, and checks their payloads."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class _Printer:
         )
 
     def show_chunks(self, check: ChunkCheck) -> None:
-        """Prints one message of chunks."""
+        """Prints one chunked message."""
         if self._only_bad and not check.bad:
             return
         if self._rows is None:
@@ -160,7 +160,9 @@ class _Printer:
             f" to {bytes_text(totals.referred_bytes)}" + (f": {states}" if states else "")
         )
         if totals.unread:
-            click.echo(f"{topic}: {totals.unread:,} records that cannot be read: they are too large, or malformed")
+            click.echo(
+                f"{topic}: {totals.unread:,} records that cannot be read because they are too large or malformed"
+            )
         if totals.wrappers:
             click.echo(f"{topic}: {totals.wrappers:,} wrappers")
         if totals.chunks:
@@ -221,7 +223,7 @@ class _Settings:
     """The settings to read references.
 
     Attributes:
-        limits: of the messages of chunks that are held at once.
+        limits: of incomplete chunked messages.
         store: None if there is no store, or it has no `stat`.
         format: the format of references in values.
         signing: None to accept all references.
@@ -283,13 +285,13 @@ class _Inspection:
         for record in records:
             if is_chunk(record.headers):
                 totals.chunks += 1
-                self._tell(self._chunks.take(record))
+                self._report(self._chunks.take(record))
 
     def finish(self) -> None:
-        """Tells what waits for its rest."""
-        self._tell(self._chunks.finish())
+        """Reports the messages whose last chunks were not read."""
+        self._report(self._chunks.finish())
 
-    def _tell(self, checks: Iterable[ChunkCheck]) -> None:
+    def _report(self, checks: Iterable[ChunkCheck]) -> None:
         for check in checks:
             self.totals.messages[check.state] += 1
             self._printer.show_chunks(check)
@@ -317,7 +319,7 @@ async def _inspect(
 def _settings(config: str | None, pipeline: str | None, stack: ExitStack) -> _Settings:
     if config is None:
         if pipeline is not None:
-            raise ConfigurationError("--pipeline", "needs the configuration of the pipeline: -c FILE")
+            raise ConfigurationError("--pipeline", "requires a configuration; pass it with -c FILE")
         return _Settings()
     loaded = load(config)
     if pipeline is None and not any(each.store for each in loaded.pipelines):
@@ -335,11 +337,11 @@ def _settings(config: str | None, pipeline: str | None, stack: ExitStack) -> _Se
 @click.command("inspect")
 @click.argument("topic")
 @connection_options
-@click.option("-p", "--partition", type=click.IntRange(0), help="Only this partition.")
-@click.option("-n", "--max-messages", type=click.IntRange(1), help="Read only this many records, from the beginning.")
+@click.option("-p", "--partition", type=click.IntRange(0), help="Read only this partition.")
+@click.option("-n", "--max-messages", type=click.IntRange(1), help="Read only this many records, from the first.")
 @click.option("--pipeline", metavar="NAME", help="The pipeline whose store holds the payloads, if there are several.")
 @click.option("--only-bad", is_flag=True, help="List only references and messages with a problem.")
-@click.option("--json", "as_json", is_flag=True, help="JSON lines; the last one is the summary.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON lines; the last one is the summary.")
 def command(
     topic: str,
     bootstrap_servers: str | None,
@@ -352,16 +354,16 @@ def command(
     only_bad: bool,
     as_json: bool,
 ) -> int:
-    """List the references in a topic and check that their payloads exist, with the right size.
+    """List the references in a topic, and check that their payloads exist and have the right size.
 
-    Its chunks and message wrappers are listed, too.
+    Chunks and message wrappers are listed too. A chunked message is whole, broken, or pending if its last chunks were
+    not read. For a wrapper, the version, the number of headers and the size of the value are shown; a reference in a
+    wrapper is checked like any other.
 
-    The command downloads no payload, so it verifies no checksum. Without -c it reads only the records. The status is 1
-    if a reference is malformed or has a wrong signature, or if its payload is missing, has a different size, is outside
-    the store's root, or could not be looked up; if chunks make no message; or if records cannot be read, as they are
-    too large or malformed. A message of chunks is whole, broken, or pending: its last chunks were not read. Of a
-    wrapper, the version, the number of headers and the size of the value are shown, and references in wrappers are
-    looked up as others are.
+    The command does not download payloads, and therefore does not verify checksums. Without -c it reads only the
+    records. Exits with 1 if a reference is malformed or has a wrong signature; if its payload is missing, has a
+    different size, is outside the store's root, or could not be looked up; if chunks do not form a message; or if
+    records could not be read because they are too large or malformed.
 
     \b
     Examples:

@@ -15,9 +15,9 @@ from app.local import jars, spark_home, spark_start
 
 JOBS: Mapping[str, str] = {
     "audit": "List references whose payloads are missing, differ, or expire before the reference.",
-    "backfill": "Copy a topic to another topic, with references instead of large values, or back.",
-    "ingest": "Read a topic of whole values into Parquet or a Delta table, each record once.",
-    "sweep": "Remove payloads that no record refers to any more; by default a dry run.",
+    "backfill": "Copy a topic to another topic, with references instead of large values, or the reverse.",
+    "ingest": "Write the records of a topic to Parquet or a Delta table, each once, with their full values.",
+    "sweep": "Remove payloads that no record refers to; a dry run by default.",
 }
 """The jobs by name; each is a module of `jobs` with a `main`."""
 
@@ -32,12 +32,12 @@ _JARS = "jars"
 def command(context: click.Context, arguments: tuple[str, ...]) -> int:
     """Run a Spark job; without a name, list the jobs.
 
-    Each job has its own options: `wideload job NAME --help`. It runs in this process, on the cores of this machine
-    unless --master says otherwise; on a cluster use spark-submit (docs/spark.md). The exit status is that of the job.
+    Each job has its own options: `wideload job NAME --help`. It runs in this process, by default on the cores of this
+    machine (--master); on a cluster use spark-submit (docs/spark.md). The exit status is that of the job.
 
-    `wideload job jars` prints the files of the connector for programs of your own: --jars "$(wideload job jars)".
+    `wideload job jars` prints the files of the connector for other Spark programs: --jars "$(wideload job jars)".
 
-    After the name, -c FILE takes brokers, security, stores and topics from a worker's configuration.
+    With -c FILE after the name, a job uses brokers, security, stores and topics of a worker's configuration.
 
     \b
     Examples:
@@ -59,11 +59,11 @@ def command(context: click.Context, arguments: tuple[str, ...]) -> int:
         return 0
     if name not in JOBS:
         near = difflib.get_close_matches(name, [*JOBS, _JARS], n=1)
-        hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(JOBS)}"
+        hint = f"; did you mean {near[0]}?" if near else f"; the jobs are {', '.join(JOBS)}"
         context.fail(f"there is no job {name!r}{hint}")
     require_spark("job")
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
-        os.environ.update(spark_start.environ())  # it has nothing to say where the archive was not made
+        os.environ.update(spark_start.environ())  # empty where the archive was not made
     # By name: no other part of `app` knows the jobs or Spark.
     main = cast("Callable[[list[str]], int]", importlib.import_module(f"jobs.{name}").main)
     return main([*_locked_jars(rest), *rest])
@@ -80,7 +80,7 @@ def require_spark(command: str) -> None:
 
 
 def _locked_jars(arguments: Sequence[str]) -> list[str]:
-    """The connector as an option, with the bytes of the lock; Spark would fetch it past the lock, and each time anew.
+    """The connector as an option, with the files of the lock; Spark would download others, and for each run.
 
     Raises:
         JarsError: it cannot be fetched.

@@ -1,4 +1,4 @@
-"""Letters as `wideload dlq list` shows them."""
+"""Dead-letter records as `wideload dlq list` shows them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COLUMNS = (
 
 
 class LetterPrinter:
-    """Shows letters on standard output: rows of a table, or JSON lines.
+    """Shows dead-letter records on standard output: rows of a table, or JSON lines.
 
     Attributes:
         shown: how many.
@@ -38,7 +38,7 @@ class LetterPrinter:
         self.unreadable = 0
 
     def show(self, found: FoundLetter, summary: LetterSummary) -> None:
-        """Shows one letter."""
+        """Shows one dead-letter record."""
         self.shown += 1
         self.unreadable += summary.letter is None
         if self._rows is None:

@@ -33,16 +33,16 @@ def command() -> None:
 
 @command.command("audit")
 @connection_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON document; names are not shortened.")
-@click.option("--strict", is_flag=True, help="The status is 1 also if something could not be read that brokers have.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with full names.")
+@click.option("--strict", is_flag=True, help="Also exit with 1 if something that the brokers have could not be read.")
 def audit(
     bootstrap_servers: str | None, config: str | None, extra: tuple[str, ...], *, as_json: bool, strict: bool
 ) -> int:
     """Show the names of a live cluster that are over a limit, and the longest of each kind.
 
     It reads topics, groups with their members, transactional ids, ACLs, SCRAM users, configs, quotas and offset commit
-    metadata, and changes nothing. It lists what it could not read, for lack of a right or with these brokers. The
-    status is 1 if a name is over its limit. See docs/limits.md.
+    metadata, and changes nothing. It also lists what it could not read, because a permission is missing or these
+    brokers do not support it. Exits with 1 if a name is over its limit. See docs/limits.md.
 
     \b
     Examples:
@@ -62,12 +62,12 @@ def audit(
 @command.command("check")
 @click.argument("kind", type=click.Choice(get_args(Kind)), metavar="KIND")
 @click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 def check_one(kind: str, name: str, *, as_json: bool) -> int:
-    """Say whether NAME is within the limit of its KIND, without a cluster.
+    """Check whether NAME is within the limit of its KIND, without a cluster.
 
     KIND is topic, group-id, member-id, group-instance-id, client-id, transactional-id, offset-metadata, rack-id,
-    resource-name, acl-principal or acl-host. The status is 1 if it is over the limit.
+    resource-name, acl-principal or acl-host. Exits with 1 if NAME is over the limit.
 
     \b
     Example:

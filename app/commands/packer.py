@@ -1,6 +1,6 @@
-"""The packer of `wideload produce`: a message as it goes into its topic: as it is, as a reference, wrapped, as chunks.
+"""The packer of `wideload produce`: sends a message unchanged, as a reference, in a wrapper, or as chunks.
 
-It is the reverse of the restorer of `wideload consume`, and applies the worker's stages in the worker's order.
+It is the reverse of the restorer of `wideload consume`, and applies the worker's transforms in the worker's order.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from transforms.record_batch import CODECS
 from transforms.wrapper import Wrap
 
 _AT_ONCE = 8  # messages that wait for threads, most of them for the store
-_AHEAD_BYTES = 32 * 1024 * 1024  # of their values, beside one
+_AHEAD_BYTES = 32 * 1024 * 1024  # of their values, in addition to one
 _MESSAGE_BYTES = "chunk.max.message.bytes"
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """What the user wants of a packer.
+    """The options of a packer.
 
     Attributes:
-        strategy: what becomes of large values; None to refuse them.
+        strategy: how large values are sent; None to refuse them.
         wrap: wraps values and headers; None for no wrappers.
-        pipeline: whose store and format are used; None if the strategy needs no store.
+        pipeline: the pipeline whose store and format are used; None if the strategy needs no store.
         chunk_bytes: `chunk.max.bytes`; None for the limit of the topic.
         message_bytes: `chunk.max.message.bytes`.
     """
@@ -58,12 +58,12 @@ class Packing:
 
     @property
     def splits(self) -> bool:
-        """Whether large values may go as chunks."""
+        """Whether large values may be sent as chunks."""
         return self.strategy in {"chunk", "auto"}
 
     @property
     def idle(self) -> bool:
-        """Whether all messages go as they are."""
+        """Whether all messages are sent unchanged."""
         return self.strategy is None and self.wrap is None
 
     def limit(self, topic: Topic) -> Limit:
@@ -76,7 +76,7 @@ class Packing:
         return max(limits, key=lambda limit: limit.size)
 
     def check(self, topic: Topic, headers: Sequence[Header], *, tombstones: bool) -> None:
-        """Refuses what the topic would not keep, or a wrapper not hold.
+        """Refuses messages that the topic would not keep, or that a wrapper cannot hold.
 
         Args:
             topic: to be written to.
@@ -89,8 +89,8 @@ class Packing:
         if self.splits and "compact" in topic.cleanup_policy:
             raise ConfigurationError(
                 "--strategy",
-                f"found {self.strategy!r}, and topic {topic.name} has cleanup.policy {topic.cleanup_policy}; the "
-                "chunks of a value have one key, so compaction would delete all but the last; take --strategy offload, "
+                f"found {self.strategy!r}, but topic {topic.name} has cleanup.policy {topic.cleanup_policy}; the "
+                "chunks of a value have one key, so compaction would delete all but the last; use --strategy offload, "
                 "or a topic with cleanup.policy delete",
             )
         if self.wrap is None:
@@ -98,8 +98,8 @@ class Packing:
         if tombstones and self.wrap.null == "wrap" and "compact" in topic.cleanup_policy:
             raise ConfigurationError(
                 "--tombstone",
-                f"stands beside --wrap, and topic {topic.name} has cleanup.policy {topic.cleanup_policy}; a wrapped "
-                "tombstone is not a null value, and deletes nothing; send it without --wrap, or set "
+                f"cannot be combined with --wrap, as topic {topic.name} has cleanup.policy {topic.cleanup_policy}; a "
+                "wrapped tombstone is not a null value, and deletes nothing; send it without --wrap, or set "
                 'wrap.on.null.value = "pass" in the configuration of -c',
             )
         try:
@@ -140,19 +140,19 @@ class Packer:
     """Packs messages. Use `Packing.open`.
 
     Args:
-        chain: of the worker's stages.
+        chain: the worker's transforms.
         codec: the number of the compression of batches.
     """
 
     def __init__(self, chain: Chain, codec: int) -> None:
         self._chain = chain
-        self._fallback = Fallback(chain, _Warning().tell, clock=monotonic)
+        self._fallback = Fallback(chain, _Warning().report, clock=monotonic)
         self._codec = codec
 
     async def packed(self, records: AsyncIterator[tuple[Record, str]]) -> AsyncGenerator[tuple[Message, str]]:
-        """The messages as they are to be sent, in order, with their names; several are packed at once.
+        """The messages as they are to be sent, in order, with their names; several are packed concurrently.
 
-        An error, of a message or of `records`, is raised when all messages before it were given.
+        An error, of a message or of `records`, is raised after all messages before it.
 
         Raises:
             SendError: a message can never be sent, or the store failed.
@@ -202,16 +202,16 @@ class Packer:
 
 
 class _Warning:
-    """Says once that the store is down."""
+    """Reports once that the store is unavailable."""
 
     def __init__(self) -> None:
         self._shown = False
 
-    def tell(self, error: PayloadStoreError) -> None:
-        """A value goes as chunks, because the store has failed."""
+    def report(self, error: PayloadStoreError) -> None:
+        """Reports that a value is sent as chunks because the store has failed."""
         if not self._shown:
             self._shown = True
-            click.echo(f"wideload: the store has failed, so large values go as chunks: {error}", err=True)
+            click.echo(f"wideload: the store has failed, so large values are sent as chunks: {error}", err=True)
 
 
 def packing_of(config: str | None, pipeline: str | None, strategy: Strategy | None, *, wrap: bool) -> Packing:
@@ -220,19 +220,20 @@ def packing_of(config: str | None, pipeline: str | None, strategy: Strategy | No
     Args:
         config: the file of `-c`.
         pipeline: the name of the pipeline in it.
-        strategy: what becomes of large values.
+        strategy: how large values are sent.
         wrap: whether messages are wrapped.
 
     Raises:
         ConfigurationError: the file is wrong, or missing; or its pipelines differ, and `pipeline` is None.
     """
     if pipeline is not None and config is None:
-        raise ConfigurationError("--pipeline", "needs the configuration of the pipeline: -c FILE")
+        raise ConfigurationError("--pipeline", "requires a configuration; pass it with -c FILE")
     if pipeline is not None and strategy is None and not wrap:
-        raise ConfigurationError("--pipeline", "has no meaning without --strategy or --wrap")
+        raise ConfigurationError("--pipeline", "has no effect without --strategy or --wrap")
     if strategy in {"offload", "auto"} and config is None:
         raise ConfigurationError(
-            "--strategy", f"found {strategy!r}, which needs the store of a configuration: -c FILE; chunk needs none"
+            "--strategy",
+            f"found {strategy!r}, which requires the store of a configuration; pass it with -c FILE, or use chunk",
         )
     settings = None if config is None else load(config)
     wrapper = wrap_of(settings, pipeline) if wrap else None
@@ -250,7 +251,7 @@ def packing_of(config: str | None, pipeline: str | None, strategy: Strategy | No
     writer = _writer(settings, pipeline)
     if strategy == "auto" and writer.reference_format != "wideload":
         raise ConfigurationError(
-            "--strategy", f"found 'auto'; readers of reference.format {writer.reference_format!r} know no chunks"
+            "--strategy", f"found 'auto'; readers of reference.format {writer.reference_format!r} do not support chunks"
         )
     return Packing(strategy, wrapper, writer, writer.chunks.max_bytes, writer.chunks.message_bytes)
 

@@ -1,4 +1,4 @@
-"""`wideload produce`: sends files or lines as messages, many at once, within a limit of bytes."""
+"""`wideload produce`: sends files or lines as messages, many concurrently, within a limit of bytes."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _report(topic: str, sent: Sent, seconds: float, *, as_json: bool) -> None:
 
 
 def _forms(sent: Sent) -> Iterator[str]:
-    """What messages went as, if not as they were."""
+    """How messages were sent, if not unchanged."""
     if references := sent.applied["offload"]:
         yield f"{references:,} as {'a reference' if references == 1 else 'references'}"
     if wrapped := sent.applied["wrap"]:
@@ -167,34 +167,38 @@ def _forms(sent: Sent) -> Iterator[str]:
 @click.argument("files", nargs=-1, metavar="FILE…")
 @connection_options
 @click.option("--lines", is_flag=True, help="Send each line as a message; without FILE, from standard input.")
-@click.option("-k", "--key", help="The key of every message.")
+@click.option("-k", "--key", help="The key of all messages.")
 @click.option(
     "--key-from",
     type=click.Choice(["name", "path", "none"]),
     default="name",
     show_default=True,
-    help="The key of a file's message: its name, its path (below the folder, with --recursive), or null.",
+    help="The key of a file's message: its name, its path (below the directory, with --recursive), or null.",
 )
 @click.option("-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header; may be repeated.")
-@click.option("-p", "--partition", type=click.IntRange(0), help="The partition. By default the key decides.")
-@click.option("--tombstone", "tombstones", multiple=True, metavar="KEY", help="Send a null value for this key.")
-@click.option("-r", "--recursive", is_flag=True, help="Send all files of the given folders.")
+@click.option("-p", "--partition", type=click.IntRange(0), help="The partition. Default: determined by the key.")
+@click.option(
+    "--tombstone", "tombstones", multiple=True, metavar="KEY", help="Send a null value for this key; may be repeated."
+)
+@click.option("-r", "--recursive", is_flag=True, help="Send all files of the given directories.")
 @click.option(
     "--compression-type",
     "codec",
     type=click.Choice(["none", *CODECS]),
     default="none",
     show_default=True,
-    help="The compression of batches.",
+    help="The compression codec of batches.",
 )
 @click.option(
     "--strategy",
     type=click.Choice(["offload", "chunk", "auto"]),
-    help="What becomes of values that the topic would refuse, as large.message.strategy: offload puts them into the "
-    "store of -c, and those over its threshold; chunk splits them; auto splits them while the store is down. By "
-    "default they are refused.",
+    help="How to send values that the topic would refuse, as with large.message.strategy. offload stores them, and "
+    "those above the threshold, in the store of -c; chunk splits them; auto offloads, but splits while the store is "
+    "unavailable. By default they are refused.",
 )
-@click.option("--wrap", is_flag=True, help="Put headers and value into a message wrapper; names of headers from -c.")
+@click.option(
+    "--wrap", is_flag=True, help="Send headers and value in a message wrapper; names of headers come from -c."
+)
 @click.option("--pipeline", metavar="NAME", help="The pipeline of -c for --strategy and --wrap, if there are several.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def command(
@@ -219,9 +223,9 @@ def command(
 ) -> int:
     """Send each file as a message to a topic; - is standard input.
 
-    Files larger than the topic's max.message.bytes are refused before anything is sent, or with --strategy go as
-    references or chunks, which wideload consume --inflate makes whole. A message counts as sent when all in-sync
-    replicas have it.
+    Files larger than the topic's max.message.bytes are refused before anything is sent. With --strategy they are sent
+    as references or chunks, from which wideload consume --inflate restores them. A message counts as sent when all
+    in-sync replicas have acknowledged it.
 
     \b
     Examples:

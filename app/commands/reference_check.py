@@ -1,4 +1,4 @@
-"""What a topic has of references: whether their payloads are in the store, with the right size."""
+"""The references of a topic: whether their payloads are in the store, with the right size."""
 
 from __future__ import annotations
 

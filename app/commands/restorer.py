@@ -1,4 +1,4 @@
-"""The restorer of a command: whole records, whether they came as they are, as a reference, as chunks, or wrapped."""
+"""The restorer of a command: full records, whether they were sent unchanged, as references, as chunks, or wrapped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from transforms.wrapper import MessageWrapper, Unwrap
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A record, and what it came as.
+    """A record, and how it was sent.
 
     Attributes:
         source: as it was read; the last one of several chunks.
@@ -46,18 +46,18 @@ class Restored:
 
 
 class Restorer(Pending):
-    """Inflates references and puts chunks together, or takes wrappers off, or all of it. Belongs to one event loop.
+    """Inflates references and assembles chunks, or unwraps values, or all of it. Belongs to one event loop.
 
     The order is the worker's: chunks become a message, whose wrapper is taken off, and a reference in it inflated. What
     clients make comes as well: a reference whose payload is a wrapper is inflated before. Nothing is inflated twice.
 
     A message of chunks expires by the time of its partition's log: when a record is read there that is so much later
-    than its first chunk. So one whose writer has died does not hold back commits for ever, whoever reads, and when.
+    than its first chunk. A message whose writer has died therefore does not hold back commits forever.
 
     Args:
-        inflate: knows references and their store; None to leave references and chunks as they are.
-        limits: of the messages that are not whole.
-        unwrap: takes wrappers off; None to leave them.
+        inflate: inflates references; None to leave references and chunks as they are.
+        limits: of incomplete messages.
+        unwrap: unwraps values; None to leave them.
     """
 
     def __init__(self, inflate: InflateStage | None, limits: Limits, unwrap: Unwrap | None = None) -> None:
@@ -68,11 +68,11 @@ class Restorer(Pending):
 
     @property
     def pending(self) -> int:
-        """How many messages of chunks are not whole."""
+        """How many chunked messages are incomplete."""
         return self._reassembly.pending
 
     def safe_offset(self, partition: TopicPartition, position: int) -> int:
-        """The offset to commit at a position: at or before it, the first chunk of a message that is not whole."""
+        """The offset to commit at a position: at or before it, the first chunk of an incomplete message."""
         return self._reassembly.safe_offset(partition, position)
 
     def release(self, partition: TopicPartition) -> None:
@@ -83,11 +83,11 @@ class Restorer(Pending):
     async def restore(self, source: SourceRecord) -> list[Restored]:
         """What ends with the next record of a partition: itself, a message of chunks, or none.
 
-        Chunks that make no message are one `Restored` for each message, with an error.
+        Chunks that do not form a message are one `Restored` for each message, with an error.
         """
         if self._inflate is None:
             found = Restored(source, source)
-            # A piece is no wrapper, nor is a path, and what they stand for may be one.
+            # Chunks and paths are not wrappers, but the values that they stand for may be.
             stands_for = is_chunk(source.headers) or (is_reference(source.headers) and not _is_wrapper(source))
             return [found if stands_for else await self._opened(found)]
         partition = TopicPartition(source.topic, source.partition)
@@ -139,5 +139,6 @@ def _is_wrapper(record: RecordLike) -> bool:
 
 def _given_up(event: Discarded) -> Restored:
     first = cast("SourceRecord", event.records[0])
-    what = f"{len(event.records):,} chunks make no message" if len(event.records) > 1 else "a chunk makes no message"
+    count = len(event.records)
+    what = f"{count:,} chunks do not form a message" if count > 1 else "a chunk does not form a message"
     return Restored(first, first, error=f"{what}: {event.reason}: {event.detail}")

@@ -26,7 +26,7 @@ class Limit:
 
     Attributes:
         size: in bytes.
-        name: what says so, in messages to the user.
+        name: what sets the limit, in messages to the user.
     """
 
     size: int
@@ -52,7 +52,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Refill:
-    """What comes next has not been read: wait until the file can be read, call `read`, and go on.
+    """The next message has not been read yet: wait until the file is readable, call `read`, and continue.
 
     Attributes:
         fd: the number of the open file.
@@ -106,7 +106,7 @@ def file_sources(files: Sequence[str], key: str | None, key_from: KeyFrom, *, re
     """Each file as a message; - is standard input.
 
     Raises:
-        ConfigurationError: a file cannot be read, or is a folder and `recursive` is false.
+        ConfigurationError: a file cannot be read, or is a directory and `recursive` is false.
     """
     for name in files:
         path = Path(name)
@@ -115,11 +115,11 @@ def file_sources(files: Sequence[str], key: str | None, key_from: KeyFrom, *, re
         elif not path.is_dir():
             yield _file_source(path, name, _key(key, key_from, path, name))
         elif not recursive:
-            raise ConfigurationError("FILE", f"{name} is a folder; --recursive sends all files in it")
+            raise ConfigurationError("FILE", f"{name} is a directory; --recursive sends all files in it")
         else:
             found = sorted(child for child in path.rglob("*") if child.is_file())
             if not found:
-                raise ConfigurationError("FILE", f"there is no file in the folder {name}")
+                raise ConfigurationError("FILE", f"directory {name} contains no files")
             for child in found:
                 yield _file_source(child, str(child), _key(key, key_from, child, child.relative_to(path).as_posix()))
 

@@ -12,9 +12,9 @@ from app.payloads import sweep_command
 )
 @click.argument("arguments", metavar="[OPTIONS]", nargs=-1, type=click.UNPROCESSED)
 def command(arguments: tuple[str, ...]) -> int:
-    """Remove payloads that no record refers to any more; by default a dry run.
+    """Remove payloads that no record refers to; a dry run by default.
 
-    The options are those of `wideload job sweep`, which does the same on Spark: see `wideload sweep --help`.
+    The options are those of `wideload job sweep`, which runs on Spark: see `wideload sweep --help`.
 
     \b
     Examples:

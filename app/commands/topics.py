@@ -1,4 +1,4 @@
-"""`wideload topics`: makes the topics that a configuration names."""
+"""`wideload topics`: creates the topics that a configuration names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TITLES = ("topic", "used as", "state", "partitions", MAX_MESSAGE_BYTES, "other 
 
 @click.group("topics")
 def command() -> None:
-    """Make the topics of a configuration.
+    """Create the topics of a configuration.
 
     \b
     Example:
@@ -36,25 +36,28 @@ def command() -> None:
 
 @command.command("create")
 @config_option
-@click.option("--yes", is_flag=True, help="Make the topics without a question.")
-@click.option("--dry-run", is_flag=True, help="Only show which topics would be made.")
+@click.option("--yes", is_flag=True, help="Create the topics without asking for confirmation.")
+@click.option("--dry-run", is_flag=True, help="Only show which topics would be created.")
 @click.option(
     "--partitions",
     type=click.IntRange(1),
-    help="Partitions of sources that no pipeline writes; else as many as their sink has, or the brokers' default.",
+    help="The partitions of source topics that no pipeline writes. Default: those of the output topic, or "
+    "of the brokers.",
 )
 @click.option(
     "--max-message-bytes",
     "largest",
     metavar="SIZE",
-    help="The most that topics of whole values take, such as 32MiB; else what the pipelines take, up to 104 MB.",
+    help="max.message.bytes for topics that carry full values, for example 32MiB. Default: the largest value the "
+    "pipelines accept, at most 104 MB.",
 )
 def create(config: str, *, yes: bool, dry_run: bool, partitions: int | None, largest: str | None) -> int:
-    """Make the topics that a configuration names: sources, sinks, dead letters, control.
+    """Create the topics that a configuration names: source and output topics, dead letter queues, control.topic.
 
-    The command shows all of them in a table, and asks. Topics that exist are left as they are. A sink and a dead-letter
-    topic get as many partitions as the source, so that records keep their partitions. max.message.bytes is raised where
-    values are whole. All else is the brokers' default. The status is 1 if the answer is no.
+    The command shows all topics in a table, and asks for confirmation. Existing topics are not changed. Output topics
+    and dead letter queues get as many partitions as the source topic, so that records keep their partitions.
+    max.message.bytes is raised for topics that carry full values. Everything else is the brokers' default. Exits with
+    1 if the answer is no.
 
     \b
     Examples:
@@ -69,7 +72,7 @@ def create(config: str, *, yes: bool, dry_run: bool, partitions: int | None, lar
         print_table(_TITLES, map(_cells, found), right=("partitions", MAX_MESSAGE_BYTES))
         missing = [each for each in found if each.found is None]
         if not missing:
-            click.echo("all topics exist; wideload check tells whether they fit")
+            click.echo("all topics exist; run wideload check to verify them")
             return 0
         count = "1 topic" if len(missing) == 1 else f"{len(missing)} topics"
         if dry_run:
@@ -86,7 +89,9 @@ def create(config: str, *, yes: bool, dry_run: bool, partitions: int | None, lar
 
 def _agreed(count: str) -> bool:
     if not sys.stdin.isatty():
-        raise ConfigurationError("--yes", "is missing, and there is no terminal to ask at; add it, or --dry-run")
+        raise ConfigurationError(
+            "--yes", "is missing, and there is no terminal for the confirmation; add it, or --dry-run"
+        )
     try:
         return click.confirm(f"create {count}?")
     except click.Abort as exc:
@@ -118,7 +123,7 @@ async def _create(client: ClientSettings, missing: Sequence[Wanted]) -> None:
                     made.append(each.name)
                     click.echo(f"created topic {each.name}")
                 else:
-                    click.echo(f"topic {each.name} exists; somebody has created it meanwhile")
+                    click.echo(f"topic {each.name} exists; it was created in the meantime")
         await until_known(connection, made)
     findings.check()
 

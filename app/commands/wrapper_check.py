@@ -1,4 +1,4 @@
-"""What a topic has of message wrappers: the version, the headers and the value of each."""
+"""The message wrappers of a topic: the version, the headers and the value of each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class WrapperCheck:
 
     @classmethod
     def of(cls, record: RecordLike) -> WrapperCheck | None:
-        """The wrapper in a record; None if its value is none."""
+        """The wrapper in a record; None if its value is not a wrapper."""
         value = record.value
         if value is None or not MessageWrapper.check(value):
             return None

@@ -145,7 +145,8 @@ def test_pipeline_must_be_chosen_where_stores_differ() -> None:
     two = parse({"bootstrap.servers": "b:1", "pipeline": {"a": PIPELINE, "b": other}}, {})
     assert pipeline_of(two, "b").name == "b"
     with pytest.raises(
-        ConfigurationError, match="--pipeline: is missing, but the stores, or their keys, differ; name one of: a, b"
+        ConfigurationError,
+        match="--pipeline: is missing, but the stores, or their properties, differ; name one of: a, b",
     ):
         pipeline_of(two, None)
     with pytest.raises(ConfigurationError, match="--pipeline: found 'c', the configuration has: a, b"):
@@ -314,7 +315,7 @@ def test_folder_leaves_no_part(tmp_path: Path) -> None:
 def test_folder_is_a_file(tmp_path: Path) -> None:
     """A file in the place of the folder is a usage error."""
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError, match=r"--output: .*file cannot be a folder"):
+    with pytest.raises(ConfigurationError, match=r"--output: directory .*file cannot be created"):
         Folder(str(tmp_path / "file"))
 
 

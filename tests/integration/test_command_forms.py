@@ -201,7 +201,7 @@ def test_values_go_as_chunks_while_the_store_is_down(place: Place) -> None:
     done = place.produce(*large, "-p", 0, "--strategy", "auto", "-c", config, "--json")
     (summary,) = lines(done)
     assert (summary["messages"], summary["chunked"], summary["references"]) == (2, 2, 0)
-    assert done.stderr.count("so large values go as chunks: the store is switched off\n") == 1
+    assert done.stderr.count("so large values are sent as chunks: the store is switched off\n") == 1
     assert [record.value for record in assembled(place.found()[1:])] == [file.read_bytes() for file in large]
     failed = place.produce(*large, "-p", 0, "--strategy", "offload", "-c", config)
     assert (failed.returncode, failed.stderr) == (
@@ -313,7 +313,7 @@ def test_inspect_tells_wrappers_and_what_is_in_them(place: Place) -> None:
     ]  # fmt: skip
     assert (reference["offset"], reference["payload"], reference["size"]) == (3, "ok", LARGE)
     assert chunks["message"] == "whole"
-    assert "they make a wrapper, version 0, with 2 headers and a value of 90.0 kB" in chunks["detail"]
+    assert "they form a wrapper, version 0, with 2 headers and a value of 90.0 kB" in chunks["detail"]
     assert (last["summary"]["wrappers"], last["summary"]["references"]) == (3, 1)
     rows = wideload("inspect", place.topic, "-b", place.broker).stdout
     assert "  a wrapper, version 0, with 2 headers and a value of 50 B\n" in rows
@@ -343,7 +343,7 @@ def test_mistakes_of_forms(place: Place, make_topic: MakeTopic) -> None:
         ),
         (
             (compacted, small, "--strategy", "chunk"),
-            f"--strategy: found 'chunk', and topic {compacted} has cleanup.poli",
+            f"--strategy: found 'chunk', but topic {compacted} has cleanup.poli",
         ),
         (
             (compacted, small, "--strategy", "auto", "-c", config, "--pipeline", "one"),
@@ -351,9 +351,12 @@ def test_mistakes_of_forms(place: Place, make_topic: MakeTopic) -> None:
         ),
         (
             (compacted, "--tombstone", "k", "--wrap"),
-            f"--tombstone: stands beside --wrap, and topic {compacted} has cle",
+            f"--tombstone: cannot be combined with --wrap, as topic {compacted} has cle",
         ),
-        ((place.topic, small, "--strategy", "offload"), "--strategy: found 'offload', which needs the store of a conf"),
+        (
+            (place.topic, small, "--strategy", "offload"),
+            "--strategy: found 'offload', which requires the store of a conf",
+        ),
         ((place.topic, small, "--wrap", "-H", "a=b"), "--header: a message wrapper cannot hold the header 'a': no int"),
         (
             (place.topic, small, "--wrap", "-H", "wrapper.header.1"),
@@ -367,10 +370,10 @@ def test_mistakes_of_forms(place: Place, make_topic: MakeTopic) -> None:
             (place.topic, small, "--wrap", "-c", config, "--pipeline", "three"),
             "--pipeline: found 'three', the configuration has: one, two",
         ),
-        ((place.topic, small, "--pipeline", "one"), "--pipeline: needs the configuration of the pipeline: -c FILE"),
+        ((place.topic, small, "--pipeline", "one"), "--pipeline: requires a configuration; pass it with -c FILE"),
         (
             (place.topic, small, "-c", config, "--pipeline", "one"),
-            "--pipeline: has no meaning without --strategy or --wr",
+            "--pipeline: has no effect without --strategy or --wr",
         ),
     ]
     for arguments, message in wrong:

@@ -134,7 +134,7 @@ def test_produce_folder_recursive_with_paths(place: Place) -> None:
     (folder / "sub" / "one").write_bytes(b"2")
     refused = wideload("produce", place.raw, folder, "-b", place.broker)
     assert (refused.returncode, refused.stderr) == (
-        2, f"wideload: FILE: {folder} is a folder; --recursive sends all files in it\n",
+        2, f"wideload: FILE: {folder} is a directory; --recursive sends all files in it\n",
     )  # fmt: skip
     assert wideload("produce", place.raw, folder, "-r", "--key-from", "path", "-b", place.broker).returncode == 0
     found = [record for records in read_all(place.broker, place.raw).values() for record in records]
@@ -260,7 +260,7 @@ def test_topics_of_a_file_are_made(place: Place) -> None:
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "would create 3 topics; nothing was created" in shown.stdout
     refused = wideload("topics", "create", "-c", path)
-    told = "wideload: --yes: is missing, and there is no terminal to ask at; add it, or --dry-run\n"
+    told = "wideload: --yes: is missing, and there is no terminal for the confirmation; add it, or --dry-run\n"
     assert (refused.returncode, refused.stderr) == (2, told)
     before = described(path, place.raw, *new.values())
     assert list(before) == [place.raw]
@@ -278,7 +278,7 @@ def test_topics_of_a_file_are_made(place: Place) -> None:
         again = wideload("topics", "create", "-c", path)
         assert (again.returncode, again.stdout.splitlines()[-1]) == (
             0,
-            "all topics exist; wideload check tells whether they fit",
+            "all topics exist; run wideload check to verify them",
         )
 
 
@@ -514,7 +514,7 @@ def test_consume_gives_whole_values_whatever_they_came_as(place: Place) -> None:
     send(place.broker, place.orders, begun[:1])
     done = wideload("consume", place.orders, *options, "--group", group)
     assert lines(done, status=1) == []
-    assert "1 more came in part: their last chunks were not read" in done.stderr
+    assert "1 more are incomplete: their last chunks were not read" in done.stderr
     send(place.broker, place.orders, begun[1:])
     (found,) = lines(wideload("consume", place.orders, *options, "--group", group))
     assert (found["key"], found["size"], found["assembled"]) == ("torn", 5_000, True)
@@ -544,7 +544,7 @@ def test_inspect_tells_what_chunks_make(place: Place) -> None:
         "whole": "whole", "torn": "broken", "begun": "pending", "m": "broken",
     }  # fmt: skip
     assert (found["whole"]["chunks"], found["whole"]["size"], found["whole"]["read"]) == (count, 9_000, 9_000)
-    assert (found["begun"]["uuid"], found["begun"]["detail"]) == ("uuid-begun", f"2 of {count} chunks are there")
+    assert (found["begun"]["uuid"], found["begun"]["detail"]) == ("uuid-begun", f"2 of {count} chunks were read")
     assert "missing-first" in found["torn"]["detail"]
     assert last["summary"]["messages"] == {"broken": 2, "pending": 1, "whole": 1}
     assert last["summary"]["chunks"] == (count - 1) + 2 + count + 1

@@ -174,7 +174,7 @@ def check_replayed_again(desk: Desk) -> None:
     left = desk.replay("--max-replays", 1, "--yes")
     assert (left["replayed"], sum(left["skipped"].values())) == (0, 6)
     told = run("dlq", "replay", "--max-replays", 1, "-c", desk.config)[2]
-    assert told.startswith("wideload: nothing would be replayed: all 6 letters were skipped: replayed 1 times already")
+    assert told.startswith("wideload: nothing would be replayed: all 6 records were skipped: replayed 1 times already")
     to = desk.replay("--max-replays", 2, "--to", desk.orders, "--partition", 0, "--limit", 1, "--yes")
     assert (to["replayed"], to["targets"]) == (1, [{"topic": desk.orders, "partition": 0, "letters": 1}])
     (record,) = read_all(desk.broker, desk.orders)[0]
@@ -227,7 +227,7 @@ def test_pipelines_of_one_dead_letter_topic(broker: str, make_topic: MakeTopic, 
     assert [line["pipeline"] for line in desk.dlq("list", "--pipeline", "b")] == ["b"]
     for option in ("--group", "--limit"):
         status, _, err = run("dlq", "replay", option, "7", "-c", desk.config)
-        several = "is of one pipeline, and several share the dead-letter topic; add --pipeline"
+        several = "applies to one pipeline, but several share the dead letter queue; add --pipeline"
         assert (status, err) == (2, f"wideload: {option}: {several}\n")
     status, out, err = run("dlq", "replay", "-c", desk.config)
     summaries = [json.loads(line) for line in out.splitlines()]
@@ -244,7 +244,7 @@ def test_pipelines_of_one_dead_letter_topic(broker: str, make_topic: MakeTopic, 
     assert (status, err) == (
         1,
         (
-            "wideload: nothing would be replayed: all 2 letters were skipped: of pipeline a (--pipeline); of pipeline "
+            "wideload: nothing would be replayed: all 2 records were skipped: of pipeline a (--pipeline); of pipeline "
             "b (--pipeline)\n"
         ),
     )
@@ -680,7 +680,7 @@ def test_dlq_refuses(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None
         ),
         (["list", "--since", "yesterday"], "--since: found 'yesterday', allowed is a time such as"),
         (["replay", "--partition", 9], "--partition: found 9, topic "),
-        (["replay", "--pipeline", "x"], "--pipeline: found 'x', the pipelines with a dead-letter topic are: p"),
+        (["replay", "--pipeline", "x"], "--pipeline: found 'x', the pipelines with a dead letter queue are: p"),
         (["replay", "--group", "g" * 300], "--group: the group id has 300"),
         (["replay", "--to", "nowhere"], "--to: topic nowhere does not exist at "),
     ]

@@ -74,7 +74,7 @@ def test_toml_and_options(tmp_path: Path) -> None:
     [
         ("x.properties", "no equals sign: secret", [], "must be KEY=VALUE"),
         ("x.toml", "a = ", [], "is not TOML"),
-        ("x.toml", '[pipeline.a]\ntopics = ["x"]\n', [], "give it with -c"),
+        ("x.toml", '[pipeline.a]\ntopics = ["x"]\n', [], "pass it with -c"),
         ("x.properties", "", ["filesystem.root=/b"], f"{CLASS}=… is missing"),
         ("x.properties", f"{CLASS}=filesystem", ["filesystem.rot=/b"], "did you mean filesystem.root?"),
         ("x.properties", f"{CLASS}=filesystem", ["filesystem.root=${env:NONE}"], "NONE is not set"),

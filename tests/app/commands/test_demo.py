@@ -237,14 +237,22 @@ def test_demo_in_a_cloud(tmp_path: Path) -> None:
     [
         ("filesystem", ["s3.bucket=a"], "--store-key: is for s3, gcs and azure"),
         ("gcs", [], "gcs.bucket: is missing"),
-        ("gcs", ["gcs.bucket"], "--store-key: is given without a value"),
+        ("gcs", ["gcs.bucket"], "--store-key: must be KEY=VALUE, but one of them has no '='"),
         ("gcs", ["gcs.bukket=a"], "gcs.bukket: unknown property; did you mean gcs.bucket"),
         ("gcs", ["gcs.bucket=a", "gcs.retry.attempts=x"], "gcs.retry.attempts: found 'x'"),
-        ("s3", ["s3.bucket=a", "foo bar=1"], "--store-key: found the key 'foo bar', allowed is one such as s3.prefix"),
-        ("s3", ["=x"], "--store-key: found the key ''"),
+        (
+            "s3",
+            ["s3.bucket=a", "foo bar=1"],
+            "--store-key: found the property 'foo bar', allowed is one such as s3.prefix",
+        ),
+        ("s3", ["=x"], "--store-key: found the property ''"),
         ("s3", ["s3.bucket=a\udcff"], "--store-key: found a value of s3.bucket that is not UTF-8"),
-        ("s3", ["s3.bucket=a", "s3=x"], "--store-key: found keys that no file can have together: s3.bucket, s3, s3.p"),
-        ("s3", ["s3.bucket=a", "bootstrap.servers=x"], "--store-key: found keys that no file can have together"),
+        (
+            "s3",
+            ["s3.bucket=a", "s3=x"],
+            "--store-key: found properties that no file can have together: s3.bucket, s3, ",
+        ),
+        ("s3", ["s3.bucket=a", "bootstrap.servers=x"], "--store-key: found properties that no file can have together"),
     ],
 )
 def test_demo_store_with_a_wrong_key(name: str, pairs: list[str], words: str) -> None:

@@ -30,4 +30,4 @@ async def test_inspect_tells_of_records_that_are_not_read(capsys: pytest.Capture
         assert line == {"partition": 0, "offset": 5, "last_offset": 7, "unread": str(error)}
         assert summary["summary"]["unread"] == 3
     else:
-        assert "orders: 3 records that cannot be read: they are too large, or malformed" in out
+        assert "orders: 3 records that cannot be read because they are too large or malformed" in out

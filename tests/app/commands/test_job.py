@@ -38,7 +38,7 @@ def test_job_unknown() -> None:
     result = CliRunner().invoke(cli, ["job", "sweeep"])
     assert (result.exit_code, "did you mean sweep?" in result.output) == (2, True)
     result = CliRunner().invoke(cli, ["job", "xyz", "--topic", "t"])
-    assert (result.exit_code, f"there are {', '.join(JOBS)}" in result.output) == (2, True)
+    assert (result.exit_code, f"the jobs are {', '.join(JOBS)}" in result.output) == (2, True)
 
 
 @pytest.mark.parametrize("name", JOBS)

@@ -92,5 +92,5 @@ def test_a_store_that_is_down_is_told_once(capsys: pytest.CaptureFixture[str]) -
     """However often it is asked."""
     warning = _Warning()
     for _ in range(2):
-        warning.tell(PayloadStoreError("off"))
-    assert capsys.readouterr().err == "wideload: the store has failed, so large values go as chunks: off\n"
+        warning.report(PayloadStoreError("off"))
+    assert capsys.readouterr().err == "wideload: the store has failed, so large values are sent as chunks: off\n"

@@ -62,7 +62,7 @@ async def test_a_message_of_a_dead_writer_does_not_hold_commits_for_ever() -> No
     assert [found.error for found in await of(made, elsewhere)] == [None], "another log has another time"
     gone, after = await of(made, Read(8, b"k", b"v", (), START + 60_000))
     assert (gone.source, after.error, made.pending, made.safe_offset(PLACE, 9)) == (begun[0], None, 0, 9)
-    assert "2 chunks make no message: expired" in str(gone.error)
+    assert "2 chunks do not form a message: expired" in str(gone.error)
 
 
 async def test_times_of_the_future_let_nothing_expire() -> None:
