@@ -61,6 +61,7 @@ _ANY = {text: re.compile(rf"\b(?:{text})\b" if text[0] != "(" else rf"(?:{text})
 RIGHT: Mapping[str, tuple[str, ...]] = {
     "app/serializers/composable.py": ("stages: ",),  # an argument and an attribute
     "app/deadletters/reader.py": ("letter: without its value",),  # an attribute
+    "app/cluster/preflight.py": ("sink: its output topic", "dead_letters: the dead-letter topic"),  # attributes
     "app/pipeline/chain.py": ("stages: in the order", "sink: the output topic"),  # arguments
 }
 

@@ -223,7 +223,7 @@ def _age(rule: ExpiryRule) -> int:
 
 
 def _named(rule: ExpiryRule) -> str:
-    return f"our own rule {rule.id}" if rule.own else f"rule {rule.id!r} ({rule.scope})"
+    return f"Wideload's rule {rule.id}" if rule.own else f"rule {rule.id!r} ({rule.scope})"
 
 
 def _deletes(rule: ExpiryRule) -> str:

@@ -183,7 +183,7 @@ def _apply(store: Lifecycle, retention: Retention, rules: Sequence[ExpiryRule]) 
     days = retention.own_days(rules)
     if _is_set(rules, days) or not store.set_expiry(retention.topic, days):
         return None
-    return "our own rule is removed" if days is None else f"our own rule is set to {days} d"
+    return "Wideload's rule is removed" if days is None else f"Wideload's rule is set to {days} d"
 
 
 def _is_set(rules: Sequence[ExpiryRule], days: int | None) -> bool:
@@ -196,7 +196,7 @@ def _advice(retention: Retention, rules: Sequence[ExpiryRule]) -> str:
     days = retention.own_days(rules)
     advice = []
     if not _is_set(rules, days):
-        advice.append(f"`wideload store lifecycle --apply` {'removes' if days is None else 'sets'} our own rule")
+        advice.append(f"`wideload store lifecycle --apply` {'removes' if days is None else 'sets'} Wideload's rule")
     if retention.judge(rule for rule in rules if not rule.own).state in ("too-short", "forbidden"):
         advice.append("--apply does not change rules of others: change such a rule where it was created")
     return "; ".join(

@@ -62,7 +62,7 @@ def _line(row: TopicExpiry) -> dict[str, object]:
 
 def _rule(rule: ExpiryRule) -> str:
     age = f"from {rule.date}" if rule.days is None else f"{rule.days} d"
-    return f"{age}: our own" if rule.own else f"{age}: {rule.id}{'' if rule.whole else ', ' + rule.scope}"
+    return f"{age}: Wideload" if rule.own else f"{age}: {rule.id}{'' if rule.whole else ', ' + rule.scope}"
 
 
 def _cells(row: TopicExpiry) -> Iterator[str]:

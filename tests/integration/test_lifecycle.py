@@ -92,16 +92,16 @@ def test_apply_for_each_policy_and_rule(place: Place) -> None:
     Our own rule is made longer, but no shorter, as another cluster may need it, and goes where records stay. Rules of
     others are named, left as they are, and keep the status at 1.
     """
-    # pipeline: policy, days of retention, days of our own rule before; verdict before, days after, what has changed
+    # pipeline: policy, days of retention, days of Wideload's rule before; verdict before, days after, what has changed
     rows = {
-        "delete": ("delete", 7, None, "missing", 9, "our own rule is set to 9 d"),
-        "both": ("compact,delete", 30, None, "missing", 35, "our own rule is set to 35 d"),
-        "longer": ("delete", 7, 3, "too-short", 9, "our own rule is set to 9 d"),
+        "delete": ("delete", 7, None, "missing", 9, "Wideload's rule is set to 9 d"),
+        "both": ("compact,delete", 30, None, "missing", 35, "Wideload's rule is set to 35 d"),
+        "longer": ("delete", 7, 3, "too-short", 9, "Wideload's rule is set to 9 d"),
         "shorter": ("delete", 7, 400, "too-long", 400, None),
         "compact": ("compact", 7, None, "no-ttl", None, None),
         "forever": ("delete", None, None, "no-ttl", None, None),
-        "removed": ("compact", 7, 9, "forbidden", None, "our own rule is removed"),
-        "others": ("delete", 7, None, "too-short", 9, "our own rule is set to 9 d"),
+        "removed": ("compact", 7, 9, "forbidden", None, "Wideload's rule is removed"),
+        "others": ("delete", 7, None, "too-short", 9, "Wideload's rule is set to 9 d"),
     }
     topics = {name: place.topic(row[0], -1 if row[1] is None else row[1] * DAY) for name, row in rows.items()}
     own = {name: own_id(f"p/{topic}/") for name, topic in topics.items()}
@@ -117,10 +117,10 @@ def test_apply_for_each_policy_and_rule(place: Place) -> None:
     assert before["delete"]["payloads"] == f"s3://payloads/p/{topics['delete']}/"
     said = {
         "delete": f"no rule deletes payloads, so they stay forever; topic {topics['delete']} keeps records for 7 d, "
-        "so payloads should be kept for 9 d; `wideload store lifecycle --apply` sets our own rule",
+        "so payloads should be kept for 9 d; `wideload store lifecycle --apply` sets Wideload's rule",
         "compact": "is compacted without delete (cleanup.policy=compact), so a TTL must not be used",
         "forever": "keeps records forever (retention.ms=-1), so a TTL must not be used",
-        "removed": f"but our own rule {own['removed']} deletes payloads after 9 d; remove it",
+        "removed": f"but Wideload's rule {own['removed']} deletes payloads after 9 d; remove it",
         "others": "rule 'cheap' (keys that begin with p/",
     }
     assert {name: text in before[name]["message"] for name, text in said.items()} == dict.fromkeys(said, True)
@@ -168,8 +168,8 @@ def test_topics_that_references_are_carried_into(place: Place) -> None:
         f"retention.ms is {30 * DAY}, cleanup.policy is delete"
     )
     assert [(row["topic"], row["transform"], row["changed"], row["notes"]) for row in rows] == [
-        (orders, "offload", "our own rule is set to 9 d", [note]),
-        (dead, "dead-letter", "our own rule is set to 35 d", []),
+        (orders, "offload", "Wideload's rule is set to 9 d", [note]),
+        (dead, "dead-letter", "Wideload's rule is set to 35 d", []),
         (orders, "inflate", None, [note]),
         (dead, "dead-letter", None, []),
     ]
@@ -184,11 +184,11 @@ def test_table_and_notes(place: Place) -> None:
     done = place.run({"orders": place.offload(topic), "reader": reader}, "--apply")
     assert done.returncode == 0, done.stderr
     table = re.sub(r"\s+", " ", done.stdout)
-    for part in ("retention.ms", "cleanup.policy", "604800000 (7 d)", "15 d: our own", "ok", "delete"):
+    for part in ("retention.ms", "cleanup.policy", "604800000 (7 d)", "15 d: Wideload", "ok", "delete"):
         assert part in table
     first, second = done.stdout.splitlines()[-2:]
-    assert first == "orders: our own rule is set to 15 d"
-    assert second.startswith("orders, reader: our own rule wideload-")
+    assert first == "orders: Wideload's rule is set to 15 d"
+    assert second.startswith("orders, reader: Wideload's rule wideload-")
 
 
 def test_clients_without_a_worker(place: Place) -> None:
@@ -201,7 +201,7 @@ def test_clients_without_a_worker(place: Place) -> None:
     (row,) = lines(wideload(*options), status=1)
     assert (row["verdict"], row["recommended_days"], row["retention_ms"]) == ("missing", 9, 7 * DAY)
     (row,) = lines(wideload(*options, "--apply"))
-    assert (row["verdict"], row["changed"]) == ("ok", "our own rule is set to 9 d")
+    assert (row["verdict"], row["changed"]) == ("ok", "Wideload's rule is set to 9 d")
     assert list(place.rules().values()) == [9]
 
 

@@ -98,7 +98,7 @@ def test_margin(policy: str, rules: Sequence[ExpiryRule], margin_s: float | None
     [
         ([], "missing", "no rule deletes payloads, so they stay forever"),
         ([rule(9), rule(3)], "too-short", "rule 'theirs' (all keys) deletes payloads after 3 d"),
-        ([rule(400), ours(9)], "ok", "our own rule ours deletes payloads after 9 d"),
+        ([rule(400), ours(9)], "ok", "Wideload's rule ours deletes payloads after 9 d"),
         ([rule(400)], "too-long", "later than needed"),
         ([rule(3, whole=False), ours(9)], "too-short", "deletes some payloads after 3 d"),
         ([rule(30, whole=False)], "missing", "no rule deletes all payloads, so"),
@@ -133,7 +133,7 @@ def test_verdict_where_records_stay(milliseconds: int, policy: str, reason: str)
     kept, lost = topic.judge([rule(3, tagged=True, whole=False)]), topic.judge([rule(9), ours(8)])
     assert (kept.state, kept.warns, kept.wrong) == ("no-ttl", True, False)
     assert (lost.state, lost.warns, lost.wrong) == ("forbidden", True, True)
-    assert "our own rule ours deletes payloads after 8 d; remove it" in lost.message
+    assert "Wideload's rule ours deletes payloads after 8 d; remove it" in lost.message
     for message in (kept.message, lost.message):
         assert f"topic orders {reason}" in message
         assert "a TTL must not be used" in message
@@ -183,7 +183,7 @@ def test_notes_name_rules_for_tags_and_long_segments() -> None:
 
 
 def test_segments_count_for_the_age() -> None:
-    """A record may stay for `segment.ms` longer: payloads stay for a day more, and our own rule is made longer."""
+    """A record may stay for `segment.ms` longer: payloads stay for a day more, and Wideload's rule is made longer."""
     days = {0: 9, DAY: 9, 2 * DAY: 10, 7 * DAY: 15}
     assert {each: retention(segment_ms=each).recommended_days for each in days} == days
     week = retention(segment_ms=7 * DAY)

@@ -88,7 +88,7 @@ def test_a_users_store_may_have_rules(pipeline: PipelineSettings) -> None:
     (before,) = survey(pipeline, {"orders": ORDERS})
     assert (before.state, before.wrong, before.changed) == ("missing", True, None)
     (after,) = survey(pipeline, {"orders": ORDERS}, apply=True)
-    assert (after.state, after.wrong, after.changed) == ("ok", False, "our own rule is set to 9 d")
+    assert (after.state, after.wrong, after.changed) == ("ok", False, "Wideload's rule is set to 9 d")
 
 
 def test_own_rule_that_somebody_changed_goes_too(pipeline: PipelineSettings) -> None:
@@ -97,9 +97,9 @@ def test_own_rule_that_somebody_changed_goes_too(pipeline: PipelineSettings) -> 
     Expiring.whole = False
     (before,) = survey(pipeline, {"orders": dataclasses.replace(ORDERS, cleanup_policy="compact")})
     assert before.state == "forbidden"
-    assert before.message.endswith("; `wideload store lifecycle --apply` removes our own rule")
+    assert before.message.endswith("; `wideload store lifecycle --apply` removes Wideload's rule")
     (after,) = survey(pipeline, {"orders": dataclasses.replace(ORDERS, cleanup_policy="compact")}, apply=True)
-    assert (after.state, after.wrong, after.changed) == ("no-ttl", False, "our own rule is removed")
+    assert (after.state, after.wrong, after.changed) == ("no-ttl", False, "Wideload's rule is removed")
 
 
 def test_warning_is_one_line(pipeline: PipelineSettings, caplog: pytest.LogCaptureFixture) -> None:
