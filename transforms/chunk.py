@@ -8,10 +8,10 @@
     header .size                       bytes of the whole value, decimal
     header .checksum                   "sha256:" and 64 lower-case hex digits, of the whole value; may be absent
 
-Source: seed 004, "How Message Chunking Is Implemented" (uuid, chunk_id, num_chunks_from_msg, total_chunk_msg_size);
-design, "Chunks" (the names of the headers, and the checksum). The five come after the record's own headers, `uuid`
-first. The headers after the last `uuid` are the chunk's, so a chunk may be split again. Each chunk has the record's own
-headers if they take at most half of its room; else only the first chunk has them.
+Source: Pulsar's post on chunking, "How Message Chunking Is Implemented" (uuid, chunk_id, num_chunks_from_msg,
+total_chunk_msg_size); design, "Chunks" (the names of the headers, and the checksum). The five come after the record's
+own headers, `uuid` first. The headers after the last `uuid` are the chunk's, so a chunk may be split again. Each
+chunk has the record's own headers if they take at most half of its room; else only the first chunk has them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _DETAILS = frozenset({_ID, _COUNT, _SIZE, _CHECKSUM})
 _UUID_FORM = re.compile(rb"[a-zA-Z0-9._-]{1,64}", re.ASCII)
 _NUMBER_FORM = re.compile(rb"[0-9]{1,10}", re.ASCII)
 _CHECKSUM_FORM = re.compile(rb"sha256:([0-9a-f]{64})", re.ASCII)
-_MOST = 2**31 - 1  # seed 004 has int32 for count, size and id
+_MOST = 2**31 - 1  # Pulsar has int32 for count, size and id
 _ANY_CHECKSUM = "0" * 64
 _SHOWN_BYTES = 100
 _LAYOUT = 1  # of the chunks that `split` makes; to be increased when it cuts at other places or adds other headers

@@ -27,7 +27,7 @@ class LoggedRecord(RecordLike, Protocol):
 class ChunkMessageId:
     """The position of a chunked message in its partition; ordered by the last chunk, as messages are delivered.
 
-    Source: seed 004, "Introducing Chunk Message ID" (PIP 107). Seeking to it means seeking to `first`.
+    Source: Pulsar's post on chunking, "Introducing Chunk Message ID" (PIP 107). Seeking to it means seeking to `first`.
 
     Attributes:
         first: offset of the first chunk.

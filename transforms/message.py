@@ -1,6 +1,6 @@
 """A message of chunks: what has been read of it, and what has become of it.
 
-Source: seed 004, "Combining Chunks". That chunks may be set aside is ours: Pulsar drops the oldest message instead.
+Source: Pulsar's post on chunking, "Combining Chunks". Setting chunks aside is ours: Pulsar drops the oldest message.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ Chunks that do not make a message are returned with a reason, and counted in `Co
 
 A chunk of a message that was discarded before is returned too, with the reason of the message, and marked `late`.
 
-Source: seed 004, "Combining Chunks" and "Best practices for the consumer"; design, "Chunks".
+Source: Pulsar's post on chunking, "Combining Chunks" and "Best practices for the consumer"; design, "Chunks".
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ it which values are equal, and readers that know no encryption refuse the refere
 
 An offloaded key has the same headers, named `large-message-key`, but none of encryption; a record may have both.
 
-Source: seed 000, "Serializer" and "Deserializer" (the path and the first header); design, "Reference" (the others).
+Source: KIP-1159, "Serializer" and "Deserializer" (the path and the first header); design, "Reference" (the others).
 These headers come together after the record's own, `large-message` first. So a reader can distinguish them from headers
 of the same name in the original record, and restores that exactly, even if it was offloaded more than once.
 """

@@ -10,9 +10,9 @@
       ValueLength   => int32   bytes of Value; -1 for a null value, the tombstone marker
       Value         => bytes
 
-Numbers are big-endian, and nothing follows the value. Source: seed 002, "Wire protocol of the Message wrapper"; design,
-"Wrapper" (−1, and that any bytes have one reading only). A table in the configuration maps int keys to header names;
-see `HeaderTable`.
+Numbers are big-endian, and nothing follows the value. Source: the wrapper alternative of KIP-82, "Wire protocol of the
+Message wrapper"; design, "Wrapper" (−1, and that any bytes have one reading only). A table in the configuration
+maps int keys to header names; see `HeaderTable`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _HEADER_COST = 320  # bytes of memory of a header in addition to its value, at m
 
 
 class KeyRange(Enum):
-    """The four ranges of int keys in seed 002, by owner; the bounds are ours. Negative keys have no range.
+    """The four ranges of int keys in KIP-82, by owner; the bounds are ours. Negative keys have no range.
 
     Attributes:
         first: the least key.

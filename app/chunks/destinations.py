@@ -36,7 +36,7 @@ _LOOKUP_S = 30.0
 _ASK_AGAIN_S = 60.0
 
 ANY_TOPIC_BYTES = 1_024
-"""Each topic takes a key and a value of so many bytes together: to ask for it would make the first record late."""
+"""Each topic accepts a key and a value of this many bytes together; looking it up would delay the first record."""
 
 ESTIMATE_BYTES = 21
 """aiokafka and kafka-python compare their own estimate with `max_request_size`, with room for the longest varints."""

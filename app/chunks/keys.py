@@ -63,7 +63,7 @@ def apart(
     """The values of our keys, and the rest of the configuration, for the client.
 
     Raises:
-        ConfigurationError: a name is over its limit, a key is neither ours nor the client's, or a value is wrong.
+        ConfigurationError: a name is over its limit, a property is neither ours nor the client's, or a value is wrong.
     """
     check_config(whole, enabled=limits_names(whole))
     names = [*(key.name for key in keys), *arguments.keys()]
@@ -75,7 +75,7 @@ def apart(
 
 
 def limits(values: Mapping[str, Any]) -> Limits:
-    """The limits that the keys of a consumer set.
+    """The limits that the properties of a consumer set.
 
     Raises:
         ConfigurationError: one message may be larger than all pending messages together.

@@ -35,17 +35,18 @@ _CONSUMER = Arguments.of(AIOKafkaConsumer).without("serializer")
 
 
 class SerializingProducer(ChunkingProducer):
-    """An `AIOKafkaProducer` whose keys and values go through serializers, and which sends nothing that is too large.
+    """An `AIOKafkaProducer` that serializes keys and values, and sends nothing that is too large.
 
-    `large.message.strategy` says what is done with a record that is over `large.message.threshold.bytes`, or over what
-    its topic takes (`max.message.bytes`, which the producer asks for once, and again when the topic refuses a batch):
+    `large.message.strategy` determines what happens to a value over `large.message.threshold.bytes`, or whose record
+    exceeds the topic's `max.message.bytes`. The producer looks up that limit once, and again when the topic has refused
+    a batch:
 
-        offload   the default: its value goes to the store. Needs a `LargeMessageSerializer`
-        chunk     it is sent as chunks, as by `app.chunks.ChunkingProducer`; only what the topic would refuse
-        auto      its value goes to the store; while the store is down, it is sent as chunks
+        offload   the default: it is stored. Needs a `LargeMessageSerializer`
+        chunk     it is sent as chunks, as by `ChunkingProducer`, only if the topic would refuse it
+        auto      it is stored; while the store is down, it is sent as chunks
 
-    Sends of one task leave in order. Of sends that run at the same time, one with a large value leaves when its payload
-    is stored, so a later one may pass it. If the order matters, await one `send` before the next.
+    Sends of one task are sent in order. Of concurrent sends, one with a large value is sent when its payload is stored,
+    so a later one may overtake it. If the order matters, await one `send` before the next.
 
     Batches of `create_batch` accept only bytes: a batch has no topic, so its records are not serialized.
 
@@ -101,29 +102,29 @@ class SerializingProducer(ChunkingProducer):
 
 
 class DeserializingConsumer(WholeRecordConsumer):
-    """An `AIOKafkaConsumer` that gives each record whole, whether it came plain, as a reference or as chunks.
+    """An `AIOKafkaConsumer` that delivers whole values, whether they were sent plain, as references or as chunks.
 
-    Chunks are put together first, as `app.chunks.AssemblingConsumer` says; then references are restored, and keys and
-    values deserialized.
+    Chunks are reassembled first, as by `AssemblingConsumer`. Then references are restored, and keys and values
+    deserialized.
 
     A record that cannot be restored or deserialized keeps its place (KIP-334): the records before it are delivered,
     then `getone` or `getmany` raises a `SerializationError` with its topic, partition and offset. The next call tries
-    again; `seek` to the next offset skips the record. Chunks that make no message go to `on_discarded`.
+    again; `seek` to the next offset skips the record. Chunks that do not form a message are passed to `on_discarded`.
 
-    The position of a partition moves when a record is delivered, not while it is downloaded. So no commit, rebalance or
+    The position of a partition moves when a record is delivered, not while it is downloaded, so no commit, rebalance or
     cancelled call loses a record. The download of a cancelled call continues, and serves the next call.
 
     Args:
-        config: keys with Kafka's names: the arguments of `AIOKafkaConsumer` with dots, `app.chunks.keys.CONSUMER_KEYS`,
-            and the keys of the deserializers and their store.
+        config: properties with Kafka's names: the arguments of `AIOKafkaConsumer` with dots, and those of chunks, of
+            the deserializers and of their store.
         topics: the topics to subscribe to.
-        on_discarded: called with each message of chunks that is not whole; may be a coroutine function. By default a
+        on_discarded: called with each message that cannot be reassembled; may be a coroutine function. By default a
             warning is logged.
         options: arguments in place of properties, for values that are not strings: `ssl_context`,
             `partition_assignment_strategy`.
 
     Raises:
-        ConfigurationError: a key is unknown or missing, or its value is wrong.
+        ConfigurationError: a property is unknown, missing or wrong.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Warnings that a topic is compacted, where that keeps what ought to go.
 
-Source: seed 000, "TTL and usage of Compacted Topic": ids should be made from the content there; and seed 002, "To
-handle compaction issue": compaction knows no tombstone in a wrapper.
+Source: KIP-1159, "TTL and usage of Compacted Topic": ids should be derived from content; and KIP-82's wrapper, "To
+handle compaction issue": compaction does not recognize a tombstone in a wrapper.
 """
 
 from __future__ import annotations

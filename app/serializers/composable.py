@@ -1,6 +1,6 @@
 """Several serializers as one: those that `value.serializers` or one of its three siblings lists, in order.
 
-Source: seed 000, "New Producer/Consumer configs to support Composable Serializer/Deserializer".
+Source: KIP-1159, "New Producer/Consumer configs to support Composable Serializer/Deserializer".
 """
 
 from __future__ import annotations

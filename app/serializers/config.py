@@ -1,6 +1,6 @@
 """Splits one configuration between a client, its serializers and their store.
 
-Source: seed 000, "New ProducerConfig to support Composable Serializer" and "New ConsumerConfig".
+Source: KIP-1159, "New ProducerConfig to support Composable Serializer" and "New ConsumerConfig".
 """
 
 from __future__ import annotations

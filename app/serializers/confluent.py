@@ -1,10 +1,10 @@
-"""confluent-kafka's own clients, made from one configuration that has the serializers and their store in it.
+"""confluent-kafka's own clients, created from one configuration that includes the serializers and their store.
 
     producer = SerializingProducer({"bootstrap.servers": ..., "value.serializers": [...], ...})
     consumer = DeserializingConsumer({"bootstrap.servers": ..., "value.deserializers": [...], ...})
 
-`producer_config` and `consumer_config` make a configuration as confluent-kafka's own classes take it. These do not
-close the serializers in it; the application does: `config["value.serializer"].close()`. Ours close their own.
+`producer_config` and `consumer_config` create a configuration for confluent-kafka's own classes. These do not close
+the serializers in it, so the application must: `config["value.serializer"].close()`. Ours close their own.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LIMIT = "message.max.bytes"
 _LIMIT_BYTES = 1_000_000  # librdkafka's default
 _BATCH = "batch.size"
 _BATCH_BYTES = 1_000_000  # the same
-_ASIDE = frozenset({"max.block.ms", "max.request.size"})  # Kafka's keys that only the serializers read here
+_ASIDE = frozenset({"max.block.ms", "max.request.size"})  # Kafka's properties that only the serializers read here
 _NAMES = KEYS | _ASIDE
 
 
@@ -50,14 +50,14 @@ def producer_config(config: Mapping[str, object]) -> dict[str, Any]:
     The serializers also offload values over `message.max.bytes` (1,000,000), which librdkafka would refuse.
 
     Args:
-        config: keys with Kafka's names: librdkafka's, and those of the serializers and their store. The store calls of
-            a record must fit into `max.block.ms`.
+        config: properties with Kafka's names: librdkafka's, and those of the serializers and their store. The store
+            calls of a record must fit into `max.block.ms`.
 
     Returns:
-        The keys of librdkafka, with `key.serializer` and `value.serializer` if `config` names serializers.
+        The properties of librdkafka, with `key.serializer` and `value.serializer` if `config` names serializers.
 
     Raises:
-        ConfigurationError: a key is unknown or missing, or its value is wrong.
+        ConfigurationError: a property is unknown, missing or wrong.
     """
     return _librdkafka(client_config.producer({_LIMIT: _LIMIT_BYTES, **config}, _NAMES))
 
@@ -115,21 +115,21 @@ else:
 class SerializingProducer(_Closing, _SerializingProducer, WritingProducer):
     """confluent-kafka's `SerializingProducer`, with serializers and store in its configuration, for values of any size.
 
-    `large.message.strategy` says what is done with a value that is over `large.message.threshold.bytes`, or whose
-    record its topic would refuse (`max.message.bytes`, which the producer asks for with the first record of more than
-    1,024 bytes, and again when the topic has refused one):
+    `large.message.strategy` determines what happens to a value over `large.message.threshold.bytes`, or whose record
+    exceeds the topic's `max.message.bytes`. The producer looks up that limit before the first record of more than
+    1,024 bytes, and again when the topic has refused one:
 
-        offload   the default: it goes to the store. Needs a `LargeMessageSerializer`
-        chunk     it is sent as chunks; only what the topic would refuse
-        auto      it goes to the store; while the store is down, it is sent as chunks
+        offload   the default: it is stored. Needs a `LargeMessageSerializer`
+        chunk     it is sent as chunks, only if the topic would refuse it
+        auto      it is stored; while the store is down, it is sent as chunks
 
-    All chunks go to one partition, in order. `on_delivery` is called once for a value: with the message of its last
-    chunk, or with the first error. With `chunk` and `auto`, `enable.idempotence` is true by default, unless another
-    property forbids it.
+    All chunks are sent to one partition, in order. `on_delivery` is called once for a value: with the message of its
+    last chunk, or with the first error. With `chunk` and `auto`, `enable.idempotence` is true by default, unless
+    another property forbids it.
 
-    `produce` may be called in a callback, `poll` and the like may not: there they raise a `KafkaException` (`_STATE`).
+    `produce` may be called in a callback; `poll`, `flush` and others raise a `KafkaException` (`_STATE`) there.
 
-    A record without headers gets a place for those of a reference. All else is as there, errors too.
+    Records without headers can become references too. Everything else is as in confluent-kafka, including errors.
 
     Args:
         conf: as for `producer_config`, with `large.message.strategy`, `chunk.max.bytes` and `chunk.max.message.bytes`.
@@ -167,9 +167,8 @@ class SerializingProducer(_Closing, _SerializingProducer, WritingProducer):
         Raises:
             BufferError: librdkafka's queue is full; or, in a callback, it has no room for all chunks of the value.
             ChunkError: the record cannot be split, or its topic is compacted.
-            ConfigurationError: the record would be split, and the topic takes less than `batch.size`, or does not say
-                what it takes.
-            SerializationError: a wrapped null would go to a compacted topic.
+            ConfigurationError: the record would be split, and the topic's limit is below `batch.size`, or unknown.
+            SerializationError: a wrapped null would be written to a compacted topic.
         """
         if topic in self._plain_topics and is_plain(self._plain_bytes, key, value, headers):
             # Each call on the way costs; nothing on it would do anything for such a record.
@@ -195,7 +194,7 @@ else:
 
 
 class _Fetched(confluent_kafka.Consumer):
-    """What confluent-kafka's `DeserializingConsumer` polls, and deserializes."""
+    """What confluent-kafka's `DeserializingConsumer` polls and deserializes."""
 
     _message: confluent_kafka.Message[Any, Any]
 
@@ -204,21 +203,21 @@ class _Fetched(confluent_kafka.Consumer):
 
 
 class DeserializingConsumer(_Closing, PollingConsumer, _DeserializingConsumer, _Fetched):  # type: ignore[misc]
-    """confluent-kafka's `DeserializingConsumer`. It gives each record whole: plain, from a reference, or from chunks.
+    """confluent-kafka's `DeserializingConsumer`, for whole values: plain, from a reference, or from chunks.
 
     A value in chunks is the message of its last chunk, with the whole value and the record's own headers. No commit,
-    automatic or not, passes the first chunk of an incomplete message; the commit's metadata notes what was given
-    behind it, so that a restart does not give it again. What memory does not hold is read again from the log, by a
-    second consumer that does not join the group. Up to eight payloads are downloaded ahead. All else is as there,
-    errors too.
+    automatic or not, passes the first chunk of an incomplete message; the commit's metadata notes what was delivered
+    behind it, so that a restart does not deliver it again. Chunks that exceed the memory limit are re-read from the
+    log, by a second consumer that does not join the group. Up to eight payloads are downloaded ahead. Everything else
+    is as in confluent-kafka, including errors.
 
     Args:
-        conf: as for `consumer_config`, and the keys of `app.chunks.keys.CONSUMER_KEYS`.
-        on_discarded: called with each message of chunks that is not whole. If it raises, the call raises this error,
+        conf: as for `consumer_config`, and the properties of a consumer of chunks.
+        on_discarded: called with each message that cannot be reassembled. If it raises an error, the call raises it,
             the next call tries again, and no commit passes the message. By default a warning is logged.
 
     Raises:
-        ConfigurationError: a key is unknown or missing, or its value is wrong.
+        ConfigurationError: a property is unknown, missing or wrong.
     """
 
     def __init__(self, conf: Mapping[str, object], on_discarded: OnDiscarded = warn) -> None:
@@ -245,7 +244,7 @@ class DeserializingConsumer(_Closing, PollingConsumer, _DeserializingConsumer, _
 
 
 class AwaitedDeserializer:
-    """Deserializers as `confluent_kafka.aio` takes them: the caller awaits the result.
+    """Deserializers for `confluent_kafka.aio`, whose caller awaits the result.
 
     Args:
         composable: the deserializers.

@@ -96,7 +96,7 @@ class PollingConsumer(confluent_kafka.Consumer):
     # --- records ------------------------------------------------------------------------------------------------------
 
     def deserialize(self, message: Message) -> None:
-        """Puts the application's key and value into a message; if it fails, the message is as it was.
+        """Puts the application's key and value into a message; if it fails, the message is unchanged.
 
         Raises:
             ConsumeError: confluent-kafka's own.
@@ -105,7 +105,7 @@ class PollingConsumer(confluent_kafka.Consumer):
     def poll(self, timeout: float | None = -1) -> Message | None:
         """As confluent-kafka's; continues to wait, up to the timeout, if it reads only chunks.
 
-        An interrupt (Ctrl-C) while it waits, or downloads, loses no record: the next call gives it. If the `exception`
+        An interrupt (Ctrl-C) while it waits or downloads loses no record: the next call returns it. If the `exception`
         of confluent-kafka's error is a `SerializationError`, it is a `RecordDeserializationError`.
 
         Raises:
@@ -129,13 +129,13 @@ class PollingConsumer(confluent_kafka.Consumer):
         return None
 
     def consume(self, num_messages: int = 1, timeout: float | None = -1) -> list[Message]:
-        """Up to so many messages, each as `poll` gives it: waits until there are as many, or the time is over.
+        """Up to `num_messages`, each as from `poll`: waits until there are as many, or the timeout expires.
 
         Errors of librdkafka are among them as messages (`message.error()`), as with confluent-kafka's `Consumer`. The
         call returns with fewer messages before one that cannot be deserialized, which the next call raises, before one
-        that is discarded or read again, and before a download for which it has no time or memory left: together at most
-        `fetch.max.bytes`, and none that may end after `max.poll.interval.ms`. If it raises an error, the next call
-        gives what it had.
+        that is discarded or read again, and before a download for which there is no time or memory left: together at
+        most `fetch.max.bytes`, and none that may end after `max.poll.interval.ms`. If it raises an error, the next call
+        returns the messages that it had.
 
         Raises:
             ConsumeError: the first record cannot be deserialized: the next call continues after it.

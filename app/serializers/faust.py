@@ -41,7 +41,7 @@ _BYTES: faust.Schema[Any, Any] = faust.Schema(key_serializer="raw", value_serial
 class LargeMessageTopic(faust.Topic):
     """A topic that uploads payloads off the event loop, and sends chunks; for the app's setting `Topic`.
 
-    Without a `LargeMessageSchema` it works as Faust's own, so the whole app may use it.
+    Without a `LargeMessageSchema` it works like Faust's own, so the whole app may use it.
 
     Raises:
         ConfigurationError: a topic's name is over its limit.
@@ -65,10 +65,10 @@ class LargeMessageTopic(faust.Topic):
         callback: MessageSentCallback | None = None,
         force: bool = False,
     ) -> Awaitable[RecordMetadata]:
-        """As `faust.Topic.send`. Sends of one task leave in order.
+        """As `faust.Topic.send`. Sends of one task are sent in order.
 
         A value in chunks is sent when its last chunk is queued. The result is a `ChunkedRecordMetadata`, and `callback`
-        gets the message of the last chunk. If a chunk fails, the result fails, and no chunk is sent behind it.
+        receives the message of the last chunk. If a chunk fails, the result fails, and no chunk is sent after it.
 
         Raises:
             ChunkError: the record cannot be split, or its topic is compacted.

@@ -59,8 +59,8 @@ class _Opened:
     Attributes:
         writes: what is written.
         reads: the deserializers of keys and values; none without a store.
-        chunks: puts chunks together.
-        unwrap: takes values out of their wrappers; None if they have none.
+        chunks: reassembles chunks.
+        unwrap: unwraps values; None if they are not wrapped.
     """
 
     writes: Writes
@@ -70,12 +70,12 @@ class _Opened:
 
 
 class LargeMessageSchema(faust.Schema[Any, Any]):
-    """A schema that gives whole values, whatever form they came in, and writes large ones as references or chunks.
+    """A schema that reads whole values, in whatever form they were sent, and writes large ones as references or chunks.
 
-    Reading. A thread downloads a payload before the agents get the event. Faust hands on records one by one, so the
-    records behind it wait, those of other topics too. While the store is down or throttles, the download is tried
-    again. If the store refuses for good (access denied, no such bucket), the worker stops with a `SerializationError`.
-    It also stops if the record cannot be restored (payload missing or corrupt), unless `on_failure` is given. No offset
+    Reading. A thread downloads a payload before the agents receive the event. Faust delivers records one by one, so the
+    records behind it wait, those of other topics too. While the store is down or throttles, the download is retried.
+    If the store refuses permanently (access denied, no such bucket), the worker stops with a `SerializationError`. It
+    also stops if the record cannot be restored (payload missing or corrupt), unless `on_failure` is given. No offset
     is committed past such a record. `event.headers` lacks the reference's headers; `event.message` is the record as
     Kafka has it, so `event.forward` forwards the reference.
 
@@ -90,17 +90,17 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
     schema serves one topic.
 
     Args:
-        config: keys as for the other clients: the store's, `large.message.threshold.bytes`, those of
-            `app.chunks.keys.CONSUMER_KEYS` and `PRODUCER_KEYS`, and with `wrapped` those of the worker's `wrap` and
-            `unwrap`. The app sets `max.request.size`, `max.poll.interval.ms` and `bootstrap.servers` by default.
+        config: properties as for the other clients: those of the store, `large.message.threshold.bytes`, those of
+            chunks, and with `wrapped` those of the worker's `wrap` and `unwrap`. The app sets `max.request.size`,
+            `max.poll.interval.ms` and `bootstrap.servers` by default.
         topic: the topic to write to; by default the topic that has this schema.
         keys: whether keys are offloaded and restored too.
-        wrapped: whether values are message wrappers (seed 002). Codecs, models and `event.headers` then have what is in
-            the wrapper, and what is sent is wrapped, headers and all. Not together with `keys`.
+        wrapped: whether values are message wrappers. Codecs, models and `event.headers` then see the content of the
+            wrapper, and what is sent is wrapped, including headers. Not together with `keys`.
         on_failure: called with the error (with topic, partition, offset, and the reason as `__cause__`) and the record
             that cannot be restored; may be a coroutine function. Its result becomes the value of the record's event,
-            which agents acknowledge as any other. An error that it raises stops the worker.
-        on_discarded: called with each message of chunks that is not whole; may be a coroutine function. An error that
+            which agents acknowledge like any other. An error that it raises stops the worker.
+        on_discarded: called with each message that cannot be reassembled; may be a coroutine function. An error that
             it raises stops the worker, and no commit passes the message. By default a warning is logged.
         key_type: this and all arguments below are as with `faust.Schema`.
         value_type: as there.
@@ -109,7 +109,7 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         allow_empty: as there.
 
     Raises:
-        ConfigurationError: the first use raises it, as a rule `app.topic`: a key of `config` is missing, unknown or
+        ConfigurationError: raised on first use, usually by `app.topic`: a property of `config` is missing, unknown or
             wrong, the store may take longer than `broker_max_poll_interval`, or the app's id is over the limit of a
             group id.
         ValueError: `wrapped` together with `keys`.

@@ -35,23 +35,23 @@ _RENAMED = {
 
 
 class SerializingProducer(WritingProducer):
-    """A `KafkaProducer` whose keys and values go through serializers, for values of any size.
+    """A `KafkaProducer` that serializes keys and values, for values of any size.
 
-    `large.message.strategy` says what is done with a value that is over `large.message.threshold.bytes`, or whose
-    record its topic would refuse (`max.message.bytes`, which the producer asks for with the first record of more than
-    1,024 bytes, and again when the topic has refused one):
+    `large.message.strategy` determines what happens to a value over `large.message.threshold.bytes`, or whose record
+    exceeds the topic's `max.message.bytes`. The producer looks up that limit before the first record of more than
+    1,024 bytes, and again when the topic has refused one:
 
-        offload   the default: it goes to the store. Needs a `LargeMessageSerializer`
-        chunk     it is sent as chunks; only what the topic would refuse
-        auto      it goes to the store; while the store is down, it is sent as chunks
+        offload   the default: it is stored. Needs a `LargeMessageSerializer`
+        chunk     it is sent as chunks, only if the topic would refuse it
+        auto      it is stored; while the store is down, it is sent as chunks
 
-    All chunks go to one partition, in order; behind one that failed, none is sent. With `chunk` and `auto`,
+    All chunks are sent to one partition, in order; after one that failed, none is sent. With `chunk` and `auto`,
     `enable.idempotence` is true by default, as it is in kafka-python.
 
     Args:
-        config: keys with Kafka's names: the arguments of `KafkaProducer` with dots, `large.message.strategy`,
-            `chunk.max.bytes`, `chunk.max.message.bytes`, and the keys of the serializers and their store.
-        options: arguments in place of keys, for values that are not strings: `ssl_context`, `partitioner`.
+        config: properties with Kafka's names: the arguments of `KafkaProducer` with dots, `large.message.strategy`,
+            `chunk.max.bytes`, `chunk.max.message.bytes`, and those of the serializers and their store.
+        options: arguments in place of properties, for values that are not strings: `ssl_context`, `partitioner`.
 
     Raises:
         ConfigurationError: a property is unknown, missing or wrong, or the strategy does not fit the serializers.

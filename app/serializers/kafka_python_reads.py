@@ -42,34 +42,34 @@ _ARGUMENTS = Arguments(KafkaConsumer.DEFAULT_CONFIG, tokens=Tokens).without("ser
 
 
 class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has no types
-    """A `KafkaConsumer` that gives each record whole, plain, from a reference, or from chunks, and deserializes it.
+    """A `KafkaConsumer` that delivers whole, deserialized values: plain, from a reference, or from chunks.
 
     A record that cannot be restored or deserialized keeps its place (KIP-334): the records before it are delivered,
     then `poll`, or the iteration, raises a `SerializationError` with its topic, partition and offset. The next call
     tries again; `seek` to the next offset skips the record.
 
     A value in chunks is the record of its last chunk, with the whole value and the record's own headers. No commit,
-    automatic or not, passes the first chunk of an incomplete message; the commit's metadata notes what was given
-    behind it, so that a restart does not give it again. What memory does not hold is read again from the log, by a
-    second consumer that does not join the group.
+    automatic or not, passes the first chunk of an incomplete message; the commit's metadata notes what was delivered
+    behind it, so that a restart does not deliver it again. Chunks that exceed the memory limit are re-read from the
+    log, by a second consumer that does not join the group.
 
-    One `poll` downloads at most `fetch.max.bytes`, unless the first payload alone is larger, and begins no download
+    One `poll` downloads at most `fetch.max.bytes`, unless the first payload alone is larger, and starts no download
     that may end after `max.poll.interval.ms`. The next `poll` delivers the rest.
 
-    It commits by itself where kafka-python would (`enable.auto.commit`): each `auto.commit.interval.ms` within `poll`,
-    before its partitions go, and when it is closed. For one thread, as kafka-python's.
+    It commits automatically where kafka-python would (`enable.auto.commit`): every `auto.commit.interval.ms` within
+    `poll`, before partitions are revoked, and in `close`. Like kafka-python's, it is for one thread.
 
     Args:
-        config: keys with Kafka's names: the arguments of `KafkaConsumer` with dots, the keys of the deserializers and
-            their store, and those of `app.chunks.keys.CONSUMER_KEYS`.
+        config: properties with Kafka's names: the arguments of `KafkaConsumer` with dots, and those of chunks, of the
+            deserializers and of their store.
         topics: the topics to subscribe to.
-        on_discarded: called with each message of chunks that is not whole. If it raises, `poll` raises this error, the
+        on_discarded: called with each message that cannot be reassembled. If it raises an error, `poll` raises it, the
             next call tries again, and no commit passes the message. By default a warning is logged.
-        options: arguments in place of keys, for values that are not strings: `ssl_context`,
+        options: arguments in place of properties, for values that are not strings: `ssl_context`,
             `partition_assignment_strategy`.
 
     Raises:
-        ConfigurationError: a key is unknown or missing, or its value is wrong.
+        ConfigurationError: a property is unknown, missing or wrong.
     """
 
     # A record goes from kafka-python to the inbox, where chunks become messages, from there restored to `_ready`, and

@@ -1,6 +1,6 @@
 """Large values and keys are offloaded, and restored, inside a client.
 
-Source: seed 000, "org.apache.kafka.common.serialization.largemessage.Serializer" and "Deserializer". The format is the
+Source: KIP-1159, "org.apache.kafka.common.serialization.largemessage.Serializer" and "Deserializer". The format is the
 worker's (`transforms.reference`).
 """
 
@@ -100,16 +100,16 @@ class LargeMessage(Configured):
 
 
 class LargeMessageSerializer(LargeMessage):
-    """Puts bytes over the threshold into the payload store, and a reference in their place.
+    """Stores bytes over the threshold as a payload, and replaces them with a reference.
 
-    It takes bytes, so it is the last of `value.serializers`. Several threads may use one object.
+    It accepts bytes, so it is the last of `value.serializers`. Several threads may use one object.
 
     Args:
-        config: the client's whole configuration, or the keys in docs/serializers.md; without it, call `configure`.
+        config: the client's configuration, or the properties in docs/serializers.md; without it, call `configure`.
         is_key: whether it is for keys, not for values.
 
     Attributes:
-        small_bytes: data of so many bytes stays as it is, if the record has no headers; -1 before it is configured.
+        small_bytes: data up to this length is not changed if the record has no headers; -1 before it is configured.
 
     Raises:
         ConfigurationError: a property is missing or wrong; the store may take longer than `max.block.ms`; or keys are
@@ -152,7 +152,7 @@ class LargeMessageSerializer(LargeMessage):
         self.small_bytes = min(threshold_bytes, room_bytes)
 
     def serialize(self, topic: str, headers: Headers, data: object) -> bytes | None:
-        """`data`, or the path of the payload if the data is large; then the reference's headers join `headers`.
+        """`data`, or the path of the payload if the data is large; the reference's headers are then added to `headers`.
 
         Raises:
             SerializationError: the store failed (`__cause__` is a `PayloadStoreError`), `data` has more than
@@ -165,7 +165,7 @@ class LargeMessageSerializer(LargeMessage):
         return data if data is None or not self.wants(data, headers) else self.offload(topic, headers, data)
 
     def offload(self, topic: str, headers: Headers, data: bytes) -> bytes:
-        """As `serialize`, whatever the length of the data: its topic does not take it.
+        """As `serialize`, whatever the length of the data, because the topic would refuse it.
 
         Raises:
             SerializationError: as `serialize`.
@@ -197,9 +197,9 @@ class LargeMessageSerializer(LargeMessage):
         return value
 
     def fall_back(self, max_bytes: int) -> None:
-        """Lets `serialize` give values up to this length as they are while the store is down: the caller splits them.
+        """Has `serialize` return values up to this length unchanged while the store is down: the caller splits them.
 
-        The store is asked again with one value every five seconds.
+        One value every five seconds tries the store again.
         """
         self._fallback = Fallback(max_bytes)
 
@@ -231,7 +231,7 @@ class LargeMessageSerializer(LargeMessage):
 
 
 class LargeMessageDeserializer(LargeMessage):
-    """Puts the payload in the place of a reference; everything else passes as it is.
+    """Replaces a reference with its payload; everything else is unchanged.
 
     It returns bytes, so it is the first of `value.deserializers`. Arguments and errors are as with
     `LargeMessageSerializer`, for `max.poll.interval.ms`.
@@ -245,12 +245,12 @@ class LargeMessageDeserializer(LargeMessage):
         self._store = open_store(store, bounded=True)
 
     def deserialize(self, topic: str, headers: Headers, data: bytes | None) -> bytes | None:
-        """`data`, or the payload if the data is a reference; then the reference's headers leave `headers`.
+        """`data`, or the payload if the data is a reference, whose headers are then removed from `headers`.
 
         Raises:
             SerializationError: the payload is missing (`__cause__` is a `PayloadNotFoundError`), the store failed or
                 refused the reference (another `PayloadStoreError`), the reference or the payload is wrong (a
-                `TransformError`), or the value is a chunk: a piece of a message.
+                `TransformError`), or the value is a chunk.
             ConfigurationError: it was not configured, or is closed.
         """
         store = self.store

@@ -1,4 +1,4 @@
-"""The keys that confluent-kafka 2.16 takes, librdkafka's among them. Neither has a call that lists them."""
+"""The properties that confluent-kafka 2.16 accepts, librdkafka's among them. Neither has a call that lists them."""
 
 _LISTED = """
     acks allow.auto.create.topics api.version.fallback.ms api.version.request api.version.request.timeout.ms

@@ -1,4 +1,4 @@
-"""The keys of the serializers in a client's configuration, and the keys there that are the store's.
+"""The properties of the serializers in a client's configuration, and those of the store there.
 
 A value may have its own type or be a string, as with Kafka's clients.
 """
@@ -25,7 +25,7 @@ _WORKERS = {key.name: key for key in (*PIPELINE_KEYS, *COMMON_KEYS)}
 
 
 def _as_workers(name: str, doc: str, **more: Any) -> Key:
-    """A key of the worker, with what it means for a client."""
+    """A property of the worker, with its meaning for a client."""
     return replace(_WORKERS[name], doc=doc, **more)
 
 
@@ -87,7 +87,7 @@ def read_options(config: Mapping[str, object], keys: Sequence[Key]) -> tuple[dic
         keys: `PRODUCER_KEYS` or `CONSUMER_KEYS`.
 
     Raises:
-        ConfigurationError: a key is missing or wrong, or the store may take longer than the client may.
+        ConfigurationError: a property is missing or wrong, or the store may take longer than the client allows.
     """
     own = read(keys, coerced(keys, config))
     store = _store_config(config)
@@ -98,7 +98,7 @@ def read_options(config: Mapping[str, object], keys: Sequence[Key]) -> tuple[dic
 
 
 def check_time(store_ms: int, key: str, allowed_ms: int, calls: str = "") -> None:
-    """Refuses a store whose calls for one record may take longer than the client's limit `key` allows (seed 000).
+    """Refuses a store whose calls for one record may take longer than the client's limit `key` allows (KIP-1159).
 
     Raises:
         ConfigurationError: the message has both numbers, and `calls`.
@@ -118,9 +118,9 @@ def own_names(store_class: str | type) -> Sequence[str] | None:
 
 
 def is_store_key(name: str, store_class: str | type) -> bool:
-    """Whether a key of a client's configuration is for the store or the serializers, not for the client.
+    """Whether a property of a client's configuration is for the store or the serializers, not for the client.
 
-    A built-in store owns all keys with its name, so that a misspelt key is found; a user's class those in its `KEYS`.
+    A built-in store owns all properties with its name, so that misspelled ones are found; a custom class its `KEYS`.
     """
     if store_keys(store_class) is None:
         return name.startswith(OURS) or name in named_keys(store_class)
@@ -128,7 +128,7 @@ def is_store_key(name: str, store_class: str | type) -> bool:
 
 
 def _store_config(config: Mapping[str, object]) -> dict[str, object]:
-    """The part of `config` for the store: a built-in one gets its own keys, a class all but the serializer's keys."""
+    """The part of `config` for the store: a built-in one gets its own properties, a class all but the serializer's."""
     name = config.get(STORE_CLASS)
     if not isinstance(name, str | type):
         for near in difflib.get_close_matches(STORE_CLASS, config, n=1, cutoff=0.9) if name is None else ():

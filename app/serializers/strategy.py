@@ -69,7 +69,7 @@ class Outgoing:
 
     Args:
         whole: the configuration of the client.
-        names: the keys that the client knows.
+        names: the properties that the client knows.
         largest_bytes: the most bytes of a record that the client itself takes.
         batch_bytes: the most bytes of a batch of several records; 0 if the client sends a refused batch again in parts.
         ask: asks the cluster for a topic; None to reach it by the configuration.

@@ -1,8 +1,9 @@
 """Message wrappers inside a client: the application has objects, Kafka has their bytes.
 
-Source: seed 002, "Client users to create the message wrapper inserting their value inside it before creating producer
-record", and "Each headers value will be custom serialisable by the interceptors/plugins that use the header". The
-format is that of the worker (`transforms.wrapper`), so its `unwrap` reads what a client wrote.
+Source: the wrapper alternative of KIP-82, "Client users to create the message wrapper inserting their value inside it
+before creating producer record", and "Each headers value will be custom serialisable by the
+interceptors/plugins that use the header". The format is that of the worker
+(`transforms.wrapper`), so its `unwrap` reads what a client wrote.
 """
 
 from __future__ import annotations

@@ -115,12 +115,12 @@ def test_a_store_that_is_down(
     write(broker, topic, chunks[1:])
     proxy.switch(Down())
     with FaustProcess(tmp_path / "ends", broker, topic, down) as worker:
-        worker.says("it is tried again until it succeeds")
+        worker.says("it is retried until it succeeds")
         worker.process.send_signal(signal.SIGTERM)
         assert worker.ends() == 0
     more = {"on_failure": True, "on_discarded": "write", "max_poll_s": 1.2}
     with FaustProcess(tmp_path / "waits", broker, topic, down, **more) as worker:
-        worker.says("it is tried again until it succeeds")
+        worker.says("it is retried until it succeeds")
         time.sleep(2.0)  # more than the interval, and than the time of expiry
         assert [event["offset"] for event in worker.lines()] in ([], [0])
         assert committed(broker, f"{topic}-faust", topic).get(0, 0) <= 1
@@ -197,7 +197,7 @@ def test_chunks_on_commit(broker: str, make_topic: MakeTopic, tmp_path: Path) ->
     topic, sent = make_topic(**{"max.message.bytes": 4_000_000}), make_topic()
     send_records(broker, topic, [(0, b"k", BIG, [], 0)])
     with FaustProcess(tmp_path, broker, topic, NO_STORE, to=sent, on_commit=True) as worker:
-        worker.says("with stream_publish_on_commit Faust keeps no order")
+        worker.says("with stream_publish_on_commit Faust does not preserve the order")
     assert read_all(broker, sent) == {}
 
 
@@ -220,7 +220,7 @@ async def test_refused(make_log: MakeLog) -> None:
     """No wrapped null goes to a compacted topic; nothing that needs chunks goes as one record."""
     log = make_log(**{"cleanup.policy": "compact"})
     async with Faust(log.chunking()) as producer:
-        with pytest.raises(SerializationError, match=r"which only `await topic\.send"):
+        with pytest.raises(SerializationError, match=r"which requires `await topic\.send"):
             producer.channel(log.topic).send_soon(value=BIG)
         wrapped = LargeMessageSchema(NO_STORE, wrapped=True)
         with pytest.raises(SerializationError, match="found a wrapper without a value"):
