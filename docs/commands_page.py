@@ -23,11 +23,11 @@ _INTRODUCTION = """\
 
 # Commands
 
-`wideload COMMAND --help` shows the same. Each command also takes `-h, --help` and `-v, --debug`, which shows the logs
-of the clients and the traceback of an error.
+`wideload COMMAND --help` prints this text. Every command also accepts `-h, --help` and `-v, --debug`, which shows the
+logs of the clients and the traceback of an error.
 
 The exit status is 0 for success, 1 if the command failed or found a problem, and 2 if you must correct something
-first. A signal adds its number to 128, as in shells.
+first, such as an option or the configuration. If a signal ends the command, the status is 128 plus its number.
 """
 _COMMON = {"--help", "--debug"}
 _JOB_COLUMNS = "100"
@@ -35,12 +35,12 @@ _JOB_COLUMNS = "100"
 
 def page() -> str:
     """The whole page as Markdown."""
-    told = [line for name, command in commands() for line in _command(name, command)]
-    return "\n".join([_INTRODUCTION, *told, *(line for name in JOBS for line in _job(name))])
+    lines = [line for name, command in commands() for line in _command(name, command)]
+    return "\n".join([_INTRODUCTION, *lines, *(line for name in JOBS for line in _job(name))])
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
-    """The commands that do something, each with its whole name, in the order of `wideload --help`."""
+    """The commands, without groups, each with its full name, in the order of `wideload --help`."""
     yield from _within(click.Context(cli, info_name="wideload"), cli)
 
 
@@ -62,8 +62,8 @@ def _command(name: str, command: click.Command) -> Iterator[str]:
     yield from _prose(inspect.cleandoc(command.help or ""))
     rows = [row for parameter in command.params if (row := _row(parameter, context)) is not None]
     if rows:
-        yield "| option | default | meaning |"
-        yield "| --- | --- | --- |"
+        yield "| option | default | valid values | description |"
+        yield "| --- | --- | --- | --- |"
         yield from rows
         yield ""
 
@@ -83,15 +83,39 @@ def _prose(text: str) -> Iterator[str]:
 def _row(parameter: click.Parameter, context: click.Context) -> str | None:
     if not isinstance(parameter, click.Option) or parameter.hidden or _COMMON & set(parameter.opts):
         return None
-    found = parameter.to_info_dict()
     names = ", ".join(f"`{each}`" for each in (*parameter.opts, *parameter.secondary_opts))
-    value = "" if parameter.is_flag or parameter.count else f" `{parameter.make_metavar(context)}`"
-    default = found["default"]
-    shown = "" if parameter.is_flag or default in (None, (), [], "") or callable(default) else f"`{default}`"
-    if parameter.required:
-        shown = "required"
+    value = "" if parameter.is_flag or parameter.count else f" `{_metavar(parameter, context)}`"
     many = " May be repeated." if parameter.multiple and "repeated" not in (parameter.help or "") else ""
-    return f"| {names}{value} | {shown} | {_cell(parameter.help or '')}{many} |"
+    return f"| {names}{value} | {_default(parameter)} | {_valid(parameter)} | {_cell(parameter.help or '')}{many} |"
+
+
+def _metavar(option: click.Option, context: click.Context) -> str:
+    """As `--help` has it, without the valid values, which have their own column."""
+    if isinstance(option.type, click.Choice):
+        return option.metavar or "VALUE"
+    return option.make_metavar(context).removesuffix(" RANGE")
+
+
+def _default(option: click.Option) -> str:
+    """The default of an option, and the environment variable that sets it."""
+    given = option.to_info_dict()["default"]
+    parts = []
+    if option.required:
+        parts.append("required")
+    elif not (option.is_flag or given in (None, (), [], "") or callable(given)):
+        parts.append(f"`{given}`")
+    variables = [option.envvar] if isinstance(option.envvar, str) else option.envvar or ()
+    if variables:
+        parts.append("environment variable " + ", ".join(f"`{name}`" for name in variables))
+    return "; ".join(parts)
+
+
+def _valid(option: click.Option) -> str:
+    """The values that an option accepts, if not any: its choices, or its range as `--help` shows it."""
+    if isinstance(option.type, click.Choice):
+        return ", ".join(f"`{choice}`" for choice in option.type.choices)
+    extra = option.get_help_extra(click.Context(cli))
+    return f"`{extra['range']}`" if extra.get("range") else ""
 
 
 def _cell(text: str) -> str:
@@ -101,8 +125,8 @@ def _cell(text: str) -> str:
 def _job(name: str) -> Iterator[str]:
     yield f"## `wideload job {name}`\n"
     yield f"{JOBS[name]}\n"
-    told = io.StringIO()
+    output = io.StringIO()
     columns = mock.patch.dict(os.environ, {"COLUMNS": _JOB_COLUMNS})
-    with columns, contextlib.redirect_stdout(told), contextlib.suppress(SystemExit):
+    with columns, contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
         importlib.import_module(f"jobs.{name}").main(["--help"])
-    yield f"```text\n{told.getvalue().rstrip()}\n```\n"
+    yield f"```text\n{output.getvalue().rstrip()}\n```\n"

@@ -54,6 +54,27 @@ def test_each_option_stands_once() -> None:
         assert section(page, f"wideload job {name}").count("\n  --kafka-config FILE") == 1
 
 
+def test_rows_have_what_help_has() -> None:
+    """Each row of an option has the environment variable, the range, the default and `required` of its `--help`."""
+    page, seen = commands_page.page(), set()
+    for name, command in commands_page.commands():
+        rows = {row.split("`")[1]: row for row in section(page, name).splitlines() if row.startswith("| `")}
+        for option in command.params:
+            record = option.get_help_record(click.Context(command))
+            if record is None or option.opts[0] not in rows:
+                continue
+            row = rows[option.opts[0]]
+            assert row.count(" | ") == 3, row
+            extra = re.search(r"  \[(.+)\]$", record[1])
+            for part in extra[1].split("; ") if extra else ():
+                kind, _, value = part.rpartition(": ")
+                assert (value if part == "required" else f"`{value}`") in row, f"{name}: {part}"
+                seen.add(kind or ("required" if part == "required" else "range"))
+            choices = option.type.choices if isinstance(option.type, click.Choice) else ()
+            assert [choice for choice in choices if f"`{choice}`" not in row] == [], name
+    assert seen == {"env var", "default", "range", "required"}
+
+
 def test_each_public_name_stands_once() -> None:
     """The page of the Python API has no name twice, and a section for each module of clients and of stores."""
     names = re.findall(r"^::: (\S+)$", python_page.page(), re.MULTILINE)

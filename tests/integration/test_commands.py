@@ -159,7 +159,7 @@ def test_produce_pipe_over_the_limit(place: Place) -> None:
     options = ("-p", 0, "-b", place.broker)
     whole = wideload("produce", place.raw, "-", *options, stdin=b"x" * (LARGE + 1_000))
     assert whole.returncode == 1
-    assert "standard input: the record takes 3,001,074 bytes as a batch of one" in whole.stderr
+    assert "standard input: the record has 3,001,074 bytes as a batch of one" in whole.stderr
     # Compressed, the line would fit; it must not be cut in two.
     line = b"first\n" + b"x" * (LARGE + 1_002) + b"\n"
     done = wideload("produce", place.raw, "--lines", "--compression-type", "gzip", *options, stdin=line)
