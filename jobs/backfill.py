@@ -33,7 +33,7 @@ from app.config.naming import check_topics
 from app.config.store_use import StoreUse
 from app.kafka.range_reader import RecordsLostError
 from app.kafka.spans import required
-from app.payloads.steps import bar, repaint
+from app.payloads.terminal import bar, repaint
 from jobs.copying.forms import FORMS
 from jobs.copying.partitions import Backfill, run
 from jobs.copying.range import BackfillSettings, Source

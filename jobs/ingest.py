@@ -26,8 +26,7 @@ if not __package__:  # spark-submit runs this file by itself, with this folder o
 from app.config.arguments import configure, parse
 from app.kafka.clients import ClusterError
 from app.kafka.spans import required
-from app.payloads.endings import failed
-from app.payloads.steps import repaint
+from app.payloads.terminal import failed, repaint
 from jobs.driver.command_line import session_settings
 from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, overflowed, require_broker
 from jobs.driver.installed_spark import release

@@ -22,11 +22,13 @@ from botocore.exceptions import ClientError
 
 from stores.s3_answers import check_stored
 from stores.s3_errors import code, said, status
-from stores.s3_upload import Upload
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import PutObjectOutputTypeDef
+
+
+_SEND_BYTES = 1 << 20
 
 
 def wants_md5(exc: ClientError) -> bool:
@@ -79,7 +81,7 @@ class Puts:
         return self._put(key, data, wanted(data), path)
 
     def _put(self, key: str, data: bytes, sums: Mapping[str, str], path: str) -> PutObjectOutputTypeDef:
-        body: Any = Upload(data) if data else b""
+        body: Any = _Upload(data) if data else b""
         more = cast("Any", {**self._more, **sums})
         response = self._client.put_object(Bucket=self._bucket, Key=key, Body=body, **more)
         check_stored(response, {"Size": len(data), **sums}, path)
@@ -96,3 +98,32 @@ def _crc32(data: bytes) -> Mapping[str, str]:
 
 def _md5(data: bytes) -> Mapping[str, str]:
     return {"ContentMD5": content_md5(data)}
+
+
+class _Upload:
+    """The body of a put, sent in pieces without a copy.
+
+    Because it is a file, botocore adds `Expect: 100-continue`, so that a refusal can be read. If it were bytes, a
+    server that refuses 20 MB would close the connection while they are sent, and the client would see only that. The
+    pieces matter because the time-out of a socket is for one whole `sendall`: 256 MB would have 5 seconds.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._view = memoryview(data)
+        self._position = 0
+
+    def __len__(self) -> int:
+        return len(self._view)
+
+    def read(self, size: int = -1) -> memoryview:
+        """The next piece, larger than the 16 KiB that urllib3 asks for, since each call costs."""
+        piece = self._view[self._position : self._position + (_SEND_BYTES if size else 0)]
+        self._position += len(piece)
+        return piece
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._position = (0, self._position, len(self._view))[whence] + offset
+        return self._position

@@ -18,7 +18,6 @@ from app.config.naming import check_name, check_topic, name_errors
 from app.config.pipeline import POLL_INTERVAL, Table
 from app.config.settings import CONNECTION_KEYS, WORKER_KEYS, ClientSettings, PipelineSettings, Settings
 from app.config.topology import circle_errors, control_errors, group_errors
-from app.config.web_control import check_web_control
 from transforms.errors import ConfigurationError, shown
 from transforms.identifiers import LIMIT_KEY
 
@@ -33,6 +32,8 @@ _NEEDED: Mapping[str, Sequence[str]] = {
 }
 _ADDRESS = re.compile(r"(?:[^\s:/\[\]]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})", re.ASCII)
 _LAST_PORT = 65_535
+_CONTROL, _CONTROL_TOKEN = "web.control.enable", "web.control.token"
+_TOKEN_FORM = re.compile(r"[!-~]{16,}")  # characters that a header can carry
 _WORKER_NAMES = frozenset(key.name for key in WORKER_KEYS)
 
 
@@ -68,7 +69,7 @@ def parse(document: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
     worker = top.read(WORKER_KEYS, flat)
     clients = _client_settings(worker, top)
     with top.noted():
-        check_web_control(worker)
+        _check_web_control(worker)
     with top.noted():
         if worker["control.topic"] is not None:
             check_topic("control.topic", worker["control.topic"])
@@ -226,3 +227,20 @@ def _check_shutdown(graceful_timeout_ms: int, pipelines: Iterable[PipelineSettin
             )
     if found:
         raise ConfigurationError.together(found)
+
+
+def _check_web_control(worker: Mapping[str, object]) -> None:
+    """Checks that the worker can be controlled only with a token that is hard to guess.
+
+    Raises:
+        ConfigurationError: the token is missing, or invalid.
+    """
+    token = worker[_CONTROL_TOKEN]
+    if token is None and worker[_CONTROL]:
+        raise ConfigurationError(_CONTROL_TOKEN, f"is missing; {_CONTROL} = true requires it")
+    if token is not None and not _TOKEN_FORM.fullmatch(str(token)):
+        raise ConfigurationError(
+            _CONTROL_TOKEN,
+            f"found {len(str(token))} characters, allowed are 16 or more random ASCII characters without spaces, for "
+            "example from `openssl rand -hex 32`",
+        )

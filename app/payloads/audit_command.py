@@ -20,9 +20,9 @@ from app.config.arguments import (
     store_use,
 )
 from app.payloads.audit import Audit, AuditSettings, audit
-from app.payloads.endings import failed, interrupted
 from app.payloads.engine import Engine
 from app.payloads.local_engine import on_terminal
+from app.payloads.terminal import failed, interrupted
 from transforms.errors import ConfigurationError, WideloadError, shown
 from transforms.formats import FORMATS
 from transforms.found_references import ReferenceFinder

@@ -15,7 +15,7 @@ from typing import Any, Self, TextIO, TypeVar
 
 from app.payloads.engine import Row
 from app.payloads.report import check_report, write_report
-from app.payloads.steps import Steps
+from app.payloads.terminal import Steps
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

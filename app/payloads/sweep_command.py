@@ -26,7 +26,6 @@ from app.config.arguments import (
 )
 from app.config.store_use import StoreUse
 from app.kafka.range_reader import RecordsLostError
-from app.payloads.endings import failed, interrupted
 from app.payloads.engine import Engine
 from app.payloads.local_engine import on_terminal
 from app.payloads.sweep import DELETING, Sweep, sweep
@@ -37,6 +36,7 @@ from app.payloads.sweep_settings import (
     DEFAULT_TIME,
     SweepSettings,
 )
+from app.payloads.terminal import failed, interrupted
 from stores.store import check_topic
 from transforms.errors import ConfigurationError, WideloadError
 from transforms.formats import FORMATS, FormatName

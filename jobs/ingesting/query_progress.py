@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
-from app.payloads.steps import bar
+from app.payloads.terminal import bar
 from transforms.text import bytes_text
 
 _POLL_S = 0.5

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 from app.config.settings import ClientSettings
 from app.kafka.range_reader import RecordsLostError
 from app.payloads.engine import Row
-from app.payloads.steps import Steps
+from app.payloads.terminal import Steps
 from jobs.driver.command_line import session_settings
 from jobs.driver.failures import SPARK_ERRORS, explained
 from jobs.driver.jvm import Files

@@ -1,16 +1,21 @@
-"""What a terminal shows while a job works, with Spark or without: one line, painted again and again."""
+"""What a job or a command shows on the terminal: its steps in one line that is redrawn, and how it has failed."""
 
 from __future__ import annotations
 
+import argparse
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
 from typing import TextIO
 
+from transforms.errors import ConfigurationError, WideloadError
+
 _POLL_SECONDS = 0.5
 _BAR_WIDTH = 24
+_INTERRUPTED = 130
 
 
 def bar(done: int, total: int) -> str:
@@ -20,10 +25,10 @@ def bar(done: int, total: int) -> str:
 
 
 def repaint(screen: TextIO, line: str) -> None:
-    """Shows a line in place of the one before it, on a terminal.
+    """Replaces the last line on a terminal.
 
-    A line that is wider than the terminal loses its bar (`[…] ` at its beginning), then its end: what runs over into
-    the next line cannot be replaced.
+    A line that is wider than the terminal loses its bar (`[…] ` at its beginning), and then its end: text that wraps
+    into the next line could not be replaced.
     """
     try:
         columns = os.get_terminal_size(screen.fileno()).columns
@@ -72,3 +77,21 @@ class Steps:
         assert self._screen is not None
         while not stop.wait(_POLL_SECONDS):
             repaint(self._screen, f"{name}: {self._done()}, {time.monotonic() - started:.0f} s")
+
+
+def failed(job: str, error: WideloadError, arguments: argparse.Namespace) -> int:
+    """Prints the error; returns the exit status: 2 for a wrong configuration, otherwise 1.
+
+    Raises:
+        WideloadError: the error itself, with `--verbose`.
+    """
+    if getattr(arguments, "verbose", False):
+        raise error
+    print(f"{job}: {error}", file=sys.stderr)
+    return 2 if isinstance(error, ConfigurationError) else 1
+
+
+def interrupted(job: str, state: str) -> int:
+    """Prints the state after SIGINT; returns the exit status."""
+    print(f"{job}: interrupted; {state}", file=sys.stderr)
+    return _INTERRUPTED

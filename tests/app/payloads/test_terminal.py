@@ -8,7 +8,7 @@ from io import StringIO
 
 import pytest
 
-from app.payloads.steps import repaint
+from app.payloads.terminal import repaint
 
 pytestmark = pytest.mark.unit
 
