@@ -2,7 +2,7 @@
 
     value                              a piece of the value, not empty; all pieces in order are the value
     key                                the key of the record, on every chunk
-    header large-message.chunk.uuid    1 to 64 characters of [a-zA-Z0-9._-]: the same for all chunks of a message
+    header large-message.chunk.uuid    1 to 64 characters of [a-zA-Z0-9._-], shared by all chunks of a message
     header .id                         the number of the chunk, from 0, decimal
     header .count                      the number of chunks of the message, decimal
     header .size                       bytes of the whole value, decimal
@@ -11,7 +11,7 @@
 Source: Pulsar's post on chunking, "How Message Chunking Is Implemented" (uuid, chunk_id, num_chunks_from_msg,
 total_chunk_msg_size); design, "Chunks" (the names of the headers, and the checksum). The five come after the record's
 own headers, `uuid` first. The headers after the last `uuid` are the chunk's, so a chunk may be split again. Each
-chunk has the record's own headers if they take at most half of its room; else only the first chunk has them.
+chunk has the record's own headers if they need at most half of its space; otherwise only the first one has them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _CHECKSUM_FORM = re.compile(rb"sha256:([0-9a-f]{64})", re.ASCII)
 _MOST = 2**31 - 1  # Pulsar has int32 for count, size and id
 _ANY_CHECKSUM = "0" * 64
 _SHOWN_BYTES = 100
-_LAYOUT = 1  # of the chunks that `split` makes; to be increased when it cuts at other places or adds other headers
+_LAYOUT = 1  # of the chunks that `split` makes; increase it when it cuts at other places or adds other headers
 
 
 def may_hold_chunks(batch: RecordBatch) -> bool:
@@ -163,16 +163,16 @@ class Chunking:
         return bool(record.value) and not is_within(record, self.limit_bytes)
 
     def uuid(self, record: RecordLike, digest: str, origin: Sequence[str | int]) -> str:
-        """A uuid of 32 characters that is the same whenever the same record of a log is split into the same chunks.
+        """A uuid of 32 characters, identical whenever a record of a log is split into identical chunks.
 
         With it, readers can continue a message whose writer died in the middle: repeated chunks are duplicates, and the
-        others are the rest. It is a digest of everything that the chunks depend on, so no other message has it; a topic
-        that was deleted and created again, or another limit, gives another uuid.
+        others are the rest. It is a digest of everything that the chunks depend on, so no other message has it. If a
+        topic is deleted and recreated, or the limit changes, the uuid changes.
 
         Args:
             record: the record to split.
             digest: `checksum` of its value.
-            origin: the place where it was read, and the reader; the copy of another reader is another message.
+            origin: the place where it was read, and the reader; a copy by another reader is another message.
         """
         own = [part for name, value in record.headers for part in (name, value)]
         parts = (_LAYOUT, *origin, self.limit_bytes, record.timestamp, digest, record.key, *own)
@@ -194,7 +194,7 @@ class Chunking:
             digest: `checksum` of its value, if known; else it is computed when the first chunk is taken.
 
         Raises:
-            ChunkError: key and headers leave no room for a piece of the value, or the value is too long.
+            ChunkError: key and headers leave no space for a piece of the value, or the value is too long.
             ValueError: the value is null or empty, or the uuid has another form.
         """
         value = record.value
@@ -221,7 +221,7 @@ class Chunking:
 
     def _rooms(self, record: RecordLike, uuid: str, size: int) -> tuple[int, int, int]:
         """Bytes of the value in the first chunk and in each other chunk, and the number of chunks."""
-        # Headers with more digits take more room, so the number of digits decides first.
+        # Headers with more digits need more space, so the number of digits is determined first.
         for digits in range(1, 11):
             widest = Chunk(uuid, 10**digits - 1, 10**digits - 1, size, _ANY_CHECKSUM).headers()
             bare = value_room_bytes(Record(record.key, b"", widest), self.limit_bytes)

@@ -105,7 +105,7 @@ class Assembled:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Where chunks were that have left the log: from offset `first` to `last` of a partition."""
+    """The place of chunks that have left the log: offset `first` to `last` of a partition."""
 
     partition: Hashable
     first: int
@@ -119,7 +119,7 @@ class Discarded:
     Attributes:
         reason: see `transforms.reassembly`.
         uuid: of the message; None if it cannot be read.
-        records: the chunks, as they were read; empty if they were to be read again, and none was left in the log.
+        records: the chunks, as they were read; empty if they had to be re-read, and none was left in the log.
         detail: the finding, for people.
         late: True for one more chunk of a message that has been discarded before.
         gone: where the chunks were, if `records` is empty.
@@ -150,8 +150,8 @@ class Counts:
     Attributes:
         assembled: messages that were delivered whole.
         duplicates: chunks that were ignored.
-        late: chunks that came after their message was discarded.
-        set_aside: messages whose chunks were let go, to be read again from the log.
+        late: chunks that arrived after their message was discarded.
+        set_aside: messages whose chunks were released, to be re-read from the log.
         discarded: messages by reason; for malformed ones, chunks.
     """
 

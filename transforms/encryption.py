@@ -1,17 +1,17 @@
-"""Encrypted payloads: without the key, who owns the store reads nothing of them, and exchanges none.
+"""Encrypted payloads: without the key, even the owner of the store can neither read nor replace one.
 
     stored bytes                 AES-256-GCM with the data key and the nonce, of the value or the compressed value;
-                                 the tag of 16 bytes is behind it
+                                 followed by the tag of 16 bytes
     header .encryption           "aes-256-gcm"
     header .encryption.key       the id of the master key: a name, or the ARN of a key of AWS KMS
     header .encryption.nonce     12 bytes in hex
     header .encryption.data-key  in hex: 32 bytes of salt, the data key wrapped (48 bytes), and the token of the master
                                  key: nothing for a key of the configuration, the encrypted key for one of AWS KMS
 
-Each payload has a separate random data key, nonce and salt. The data key travels in the record, wrapped, and
-is bound to path, size and checksum of the payload. So the record decides what opens a stored object: if a payload is
-published again with another data key, no reference to the first one changes its meaning, since the name of an object is
-made of its encrypted bytes. docs/reference-messages.md, "Encryption", has the bytes.
+Each payload has a separate random data key, nonce and salt. The data key is in the record, wrapped, and bound
+to path, size and checksum of the payload, so the record determines which key decrypts a stored object. If a payload is
+published again with another data key, references to the first one remain valid, because the name of an object is
+derived from its encrypted bytes. docs/reference-security.md, "Encryption", specifies the bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from transforms.keyring import CIPHER, KEY_ID_NAME, KEY_NAME, KMS_KEY_NAME, TAG_
 from transforms.reference import Encryption, Reference
 
 DATA_KEY_RANDOM_BYTES = 32 + 12 + 32
-"""What `DataKey.of` takes."""
+"""The length of the argument of `DataKey.of`."""
 
 _KEY_BYTES = 32
 _NONCE_BYTES = 12
@@ -60,7 +60,7 @@ class DataKey:
 
 
 def stored_bytes(reference: Reference, plain: int) -> int:
-    """How long the stored bytes of a reference are, if they are so long without encryption."""
+    """The length of the stored bytes of a reference, from their length without encryption."""
     return plain if reference.encryption is None else plain + TAG_BYTES
 
 
@@ -90,7 +90,7 @@ def check_stored(reference: Reference, stored: bytes) -> None:
     """Compares the stored bytes of an encrypted payload with size and checksum. Needs no key.
 
     Raises:
-        PayloadCorruptError: they are other bytes.
+        PayloadCorruptError: the bytes differ.
     """
     assert reference.size is not None
     most = reference.size + TAG_BYTES
@@ -103,7 +103,7 @@ def check_stored(reference: Reference, stored: bytes) -> None:
 
 
 def decrypt(reference: Reference, stored: bytes, data_key: bytes) -> bytes:
-    """What was encrypted, verified: the value, or the compressed value.
+    """The decrypted and verified bytes: the value, or the compressed value.
 
     Raises:
         PayloadCorruptError: the stored bytes are not those of the reference.
@@ -175,7 +175,7 @@ def unwrapped(reference: Reference, keyring: Keyring | None) -> bytes:
 
 
 def _wrapping_key(master: MasterKey, salt: bytes) -> bytes:
-    """A key for one use, so that its nonce need not be random, and a master key wears out for no number of payloads."""
+    """A key for one use, so that its nonce need not be random, and no number of payloads wears out a master key."""
     return hmac.digest(master.key, _framed(_DATA_KEY_CONTEXT, salt), "sha256")
 
 

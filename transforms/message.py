@@ -1,4 +1,4 @@
-"""A message of chunks: what has been read of it, and what has become of it.
+"""A message of chunks: what has been read of it, and its state.
 
 Source: Pulsar's post on chunking, "Combining Chunks". Setting chunks aside is ours: Pulsar drops the oldest message.
 """
@@ -43,21 +43,21 @@ class Message:
 
     Attributes:
         partition: where it is.
-        chunk: what the first chunk that was read says of the message.
+        chunk: the description of the message in the first chunk that was read.
         first: the lowest offset of its chunks that were read.
         key_hash: a hash of its key.
         below: the offset where reading began, if its first chunk was not read and may be before that; else None.
         first_ms: when its first chunk was read.
-        began_ms: when its writer began it the last time.
-        begun: how often its writers have begun it.
+        began_ms: when its writer last started it.
+        begun: how often its writers have started it.
         last: the highest offset of its chunks that were read.
-        expected: the id of the chunk that has to come next.
+        expected: the id of the next chunk.
         length: the bytes of its value that were read.
-        held: the memory that it takes.
+        held: its memory in bytes.
         records: its chunks; None if they are not kept.
         headers: the headers of the message itself; empty if its chunks are not kept.
         first_hash: a hash of its first chunk, once its chunks are not kept.
-        moved: whether the position was set since its last chunk: then any chunk of it may come next.
+        moved: whether the position was set since its last chunk, so that any chunk of it may be next.
         ended: the offset at which it ended; None while it is incomplete.
         whole_at: the offset of its last chunk, if that was read before the position was set.
         reason: why it was discarded.
@@ -89,7 +89,7 @@ class Message:
         return self.first < other.first
 
     def add(self, record: LoggedRecord) -> int:
-        """Takes the chunk that `problem` has nothing against; returns by how much the memory has grown."""
+        """Adds a chunk for which `problem` returned None; returns by how much the memory has grown."""
         piece = record.value or b""
         self.last = record.offset
         self.expected += 1
@@ -120,19 +120,19 @@ class Message:
         return free
 
     def skip_to(self, number: int) -> None:
-        """Expects this chunk next: those before it were read earlier, or are to be looked for."""
+        """Expects this chunk next: those before it were read earlier, or will be searched."""
         self.expected = self.length = number  # each has a byte at least
         self.moved = False
 
     def is_same_as(self, chunk: Chunk) -> bool:
-        """Whether a chunk with this uuid says the same of its message."""
+        """Whether a chunk with this uuid describes its message identically."""
         own = self.chunk
         return (chunk.count, chunk.size, chunk.checksum) == (own.count, own.size, own.checksum)
 
     def begins_again_with(self, chunk: Chunk, record: LoggedRecord) -> bool:
-        """Whether this first chunk begins a message that was delivered once more.
+        """Whether this first chunk repeats a message that was delivered.
 
-        Anyone who can write to the topic may know the uuid beforehand, so everything must be the same.
+        Anyone who can write to the topic may know the uuid beforehand, so everything must be identical.
         """
         if self.state is State.DISCARDED or self.ended is None or record.offset <= self.ended:
             return False
@@ -146,7 +146,7 @@ class Message:
         The bytes of a message that was set aside are compared when it is read again.
 
         Args:
-            chunk: what the record says of itself.
+            chunk: the headers of the record.
             record: the chunk.
             torn: whether a slow writer may still send the rest of a message that was delivered.
         """
@@ -178,7 +178,7 @@ class Message:
 
 
 def too_large(chunk: Chunk, limits: Limits) -> str | None:
-    """Why a message cannot be assembled within the limits, as far as its first chunk says; None if it can."""
+    """Why a message cannot be assembled within the limits, judging by its first chunk; None if it can."""
     if chunk.size > limits.message_bytes:
         return f"a message of {chunk.size:,} bytes, allowed are {limits.message_bytes:,}"
     least = chunk.size + chunk.count * LEAST_CHUNK_BYTES

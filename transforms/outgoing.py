@@ -1,17 +1,17 @@
-"""What is done with a record that is written: whether it goes as it is, compressed, to the store, or in chunks.
+"""How a record is written: unchanged, compressed, as a reference, or in chunks.
 
-The first row that holds is the plan. A record's size is that of an uncompressed batch with it alone:
+The first row that applies is the plan. A record's size is that of an uncompressed batch with it alone:
 
     the value is longer than the threshold, and there is a store    OFFLOAD
     the record is within the limit                                  WHOLE
-    it will be compressed, and was not measured yet                 COMPRESSED
+    it will be compressed, and has not been measured yet            COMPRESSED
     there is a store, and the value is not empty                    OFFLOAD
-    values are split, and this one is not empty, nor too long       CHUNKS
+    values are split, and this one is neither empty nor too long    CHUNKS
     anything else                                                   REFUSED
 
 A record that compression did not bring within the limit is planned again without `compresses`; one that the store did
-not take, or whose reference is over the limit, without a threshold. Nulls and empty values are neither stored nor
-split: there is nothing to take out of them.
+not accept, or whose reference is over the limit, without a threshold. Nulls and empty values are neither stored nor
+split, because they contain nothing.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def plan(
     compresses: bool = False,  # noqa: FBT001, FBT002  # by position, as the worker asks for many a record
     measure: Callable[[RecordLike], int] | None = None,
 ) -> Plan:
-    """What is done with a record; see the table of this module.
+    """The plan for a record; see the table of this module.
 
     Args:
         record: to be written.
         limit_bytes: the most bytes of an uncompressed batch with it alone; None if there is no limit.
-        threshold_bytes: a longer value goes to the store, whatever the limit is; `math.inf` if the limit alone decides,
+        threshold_bytes: a longer value is stored, whatever the limit is; `math.inf` if the limit alone decides,
             None if there is no store.
         message_bytes: the longest value that is split; None if none is.
         compresses: whether the record will be compressed, and is too large only if that does not help.

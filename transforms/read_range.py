@@ -1,8 +1,8 @@
-"""A range of offsets to be read, for a message whose chunks were not kept, or began before the reading did.
+"""A range of offsets to be read, for a message whose chunks were not kept, or that began before the reading did.
 
-`Reassembly` gives it as an action. The caller reads the log from `start` to before `end`, gives each record to `take`,
-and then calls `finish`. If that is False, `start` and `end` are the next range. Else `Reassembly.resolve` has the
-outcome. After an error the caller calls `begin`, and reads the range once more.
+`Reassembly` returns it as an action. The caller reads the log from `start` up to `end`, passes each record to `take`,
+and then calls `finish`. If that returns False, `start` and `end` are the next range. Otherwise `Reassembly.resolve` has
+the outcome. After an error, the caller calls `begin` and reads the range again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from transforms.chunked_message import Assembled, Discarded, Gone, Limits, Logge
 from transforms.errors import MalformedChunkError
 from transforms.message import LEAST_CHUNK_BYTES, Message, hash_of
 
-_STEP = 500  # so many offsets are searched at a time
+_STEP = 500  # how many offsets are searched at a time
 
 Receive = Callable[[LoggedRecord], Sequence[object]]
 
@@ -36,16 +36,16 @@ class Beginnings:
         self._now: dict[str, int] = {}
 
     def next_range(self, uuid: str) -> tuple[int, int] | None:
-        """The range to search next for a message; None if it was found, or is not there."""
+        """The range to search next for a message; None if it was found, or does not exist."""
         self._now = {}
         if uuid in self._found or self._searched <= self._floor:
             return None
         return max(self._floor, self._searched - _STEP), self._searched
 
     def take(self, chunk: Chunk, offset: int) -> None:
-        """Takes the next chunk of the range."""
+        """Processes the next chunk of the range."""
         if not chunk.id:
-            self._now[chunk.uuid] = offset  # the last time that it begins
+            self._now[chunk.uuid] = offset  # its last start
 
     def finish(self, begin: int, log_start: int) -> None:
         """Ends a range; there is nothing in the log before `log_start`."""
@@ -63,13 +63,13 @@ class ReadRange:
     Attributes:
         partition: where the message is.
         uuid: of the message.
-        size: of its value, as its chunks say.
+        size: of its value, according to its chunks.
         first: the lowest offset of its chunks that were read.
         last: the highest one.
-        reason: why the message is given up; None if its last chunk has come.
+        reason: why the message is discarded; None if its last chunk has arrived.
         detail: the finding, for people.
         start: the offset to read from.
-        end: the offset behind the last one to read.
+        end: the offset after the last one to read.
         searches: whether the range is searched for the first chunk.
         first_hash: a hash of its first chunk; None if that was not read.
     """
@@ -93,7 +93,7 @@ class ReadRange:
         self.begin()
 
     def begin(self) -> None:
-        """Begins the range, for the first time or once more."""
+        """Starts the range, or restarts it."""
         self.first_hash: int | None = None
         self._receive = self._receiver()
         self._chunks: dict[Hashable, LoggedRecord] = {}
@@ -109,7 +109,7 @@ class ReadRange:
         self.start, self.end = self.first if found is None else found, self.last + 1
 
     def take(self, record: LoggedRecord) -> None:
-        """Takes the next record of the range; those that are not of the message are ignored."""
+        """Processes the next record of the range; records of other messages are ignored."""
         if not record.headers or not is_chunk(record.headers):
             return
         try:
@@ -134,7 +134,7 @@ class ReadRange:
         return False
 
     def outcome(self) -> Assembled | Discarded | None:
-        """What the chunks make; None if the message was whole before, and they only repeat it.
+        """The result of the chunks; None if the message was whole before, and they only repeat it.
 
         Chunks that have left the log are `missing-first`. If none is left, the result has `gone`.
         """
@@ -164,5 +164,5 @@ class ReadRange:
                 self._outcome = self._outcome or event
             elif isinstance(event, Assembled) and event.id.last == self.last:
                 self._outcome = event
-            else:  # it was whole before: what came later is of a writer that wrote it once more
+            else:  # it was whole before; the later chunks are of a writer that wrote it again
                 self._repeats = True

@@ -1,18 +1,18 @@
-"""Reassembly of chunks into messages. A state machine: chunks and the time go in, messages and outcomes come out.
+"""Reassembly of chunks into messages: a state machine whose input is chunks and time, its output messages and outcomes.
 
 Chunks that do not make a message are returned with a reason, and counted in `Counts`. Only duplicates are ignored.
 
     malformed        a header breaks the format of chunks
     missing-first    there is no first chunk before them in the partition
-    out-of-order     a chunk before this one is missing; the log is in order, so it will not come
+    out-of-order     a chunk before this one is missing; the log is ordered, so it will not arrive
     contradictory    key, count, size or checksum differ from the first chunk, the bytes of a chunk differ from those of
-                     the same chunk before, or there are more bytes than the message has
-    oversized        the first chunk says that the message is larger than allowed; or keys and headers make it larger
-                     than all that may be pending
+                     its earlier copy, or there are more bytes than the message has
+    oversized        the message is larger than allowed according to its first chunk; or keys and headers make it larger
+                     than the limit of pending bytes
     corrupt          size or checksum of the whole message are wrong
-    expired          the last chunk did not come in time
-    evicted          the oldest message, when more is pending than allowed, and nothing can be read again
-    duplicate        a chunk that came before, or one of a delivered message: ignored
+    expired          the last chunk did not arrive in time
+    evicted          the oldest message, when more is pending than allowed, and nothing can be re-read
+    duplicate        a chunk that arrived before, or one of a delivered message: ignored
 
 A chunk of a message that was discarded before is returned too, with the reason of the message, and marked `late`.
 
@@ -36,7 +36,7 @@ from transforms.torn import REMEMBERED, TornMessages
 
 _LONGEST = 10  # a message that its writer restarts repeatedly expires after this many times `expire_ms`
 _SPARE = 100
-# These depend on other messages or on the time, so the same chunks may have another outcome the next time.
+# These depend on other messages or on the time, so these chunks may have a different outcome the next time.
 _BY_CHANCE = frozenset({"expired", "evicted"})
 
 Event = Assembled | Discarded | ReadRange
@@ -44,12 +44,12 @@ Event = Assembled | Discarded | ReadRange
 
 @dataclass(slots=True)
 class _Partition:
-    """What is known of one partition.
+    """The state of one partition.
 
     Attributes:
         open: the incomplete messages, by uuid; the one that has waited longest first.
         ended: those that have ended, so that a later chunk of theirs is recognised; the oldest first.
-        torn: delivered messages whose rest may come.
+        torn: delivered messages whose rest may arrive.
         start: the offset where reading began.
         last: the offset of the last chunk that was read.
         delivered: all that ended below this offset was delivered before the restart.
@@ -96,19 +96,19 @@ class Reassembly:
     """Keeps the chunks of each message, by partition and uuid, until it is whole.
 
     It owns the safe offset: a commit must not pass the first chunk of a message that is incomplete or not delivered
-    yet. Messages are delivered in order, so one number says which ones above it were delivered, and the commit's
-    metadata notes it.
+    yet. Messages are delivered in order, so one number is enough to know which ones above it were delivered; the
+    commit's metadata notes it.
 
     Args:
         limits: the limits for pending messages.
-        rereads: whether the caller can read the log again. Then no message is evicted for others: what is over the
-            limits keeps its offsets alone, and its end is a `ReadRange`. And a message whose first chunk was not read,
-            because reading began behind it, is not discarded: it is looked for. Only a message that is neither whole
-            nor given up within the limits of its offsets alone is evicted; or any, if the limits say so.
-        lookback: how many offsets before the one where reading began a first chunk is looked for.
+        rereads: whether the caller can re-read the log. If so, no message is evicted for others: messages that exceed
+            the limits keep only their offsets, and end as a `ReadRange`. A message whose first chunk was not read,
+            because reading began behind it, is not discarded but searched. A message is evicted only if offsets
+            alone exceed the limits, or if the limits require it.
+        lookback: how many offsets before the one where reading began are searched for a first chunk.
     """
 
-    # One caller at a time. `_kept` and `_aside` have each incomplete message once, the one that began first first.
+    # One caller at a time. `_kept` and `_aside` have each incomplete message once, in the order of their start.
 
     def __init__(self, limits: Limits, *, rereads: bool = False, lookback: int = 0) -> None:
         self.limits = limits
@@ -140,13 +140,13 @@ class Reassembly:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def begin(self, partition: Hashable, offset: int) -> None:
-        """Says where the reading of a partition begins. Without it, that is the first chunk that `receive` is given."""
+        """Sets where the reading of a partition begins; by default, at the first chunk passed to `receive`."""
         self._of(partition).start = offset
 
     def resume(self, partition: Hashable, metadata: str | None) -> int:
         """Continues at a commit with this metadata: messages that ended below what it notes are not returned again.
 
-        Evicted and expired messages are the exception: the next time it may be another message that is discarded.
+        Evicted and expired messages are the exception, because a different message may be discarded the next time.
 
         Returns:
             The offset below which all was delivered; 0 if the metadata is not of the form of `note`.
@@ -159,11 +159,11 @@ class Reassembly:
         return found.delivered
 
     def receive(self, partition: Hashable, record: LoggedRecord, ahead_ms: float = 0.0) -> list[Event]:
-        """Takes the next chunk of a partition, in the order of offsets; returns what ends with it.
+        """Processes the next chunk of a partition, in the order of offsets; returns what ends with it.
 
         An evicted message may belong to another partition. The caller must process the chunks of evicted and expired
         messages before the next commit of their partition, because the safe offset does not wait for them. It must
-        `resolve` a `ReadRange` of this partition before it gives the next chunk.
+        `resolve` a `ReadRange` of this partition before it passes the next chunk.
 
         Args:
             partition: identifies the partition. If its position is set back, `clear` it first.
@@ -183,7 +183,7 @@ class Reassembly:
         """Counts the time in which partitions were read, and discards the messages that have waited too long.
 
         The time should stand still while nothing is read; otherwise messages expire whose chunks are waiting in the
-        log. To be called regularly, also if no chunk comes.
+        log. Call it regularly, even if no chunk arrives.
 
         Args:
             ms: the time since the last call.
@@ -213,7 +213,7 @@ class Reassembly:
 
         Args:
             partition: as in `receive`.
-            position: everything that ended below it has been delivered. It never goes back.
+            position: everything that ended below it has been delivered. It never decreases.
         """
         state = self._partitions.get(partition)
         return position if state is None else state.safe(position)
@@ -221,13 +221,13 @@ class Reassembly:
     def commit(
         self, partition: Hashable, position: int, firsts: Iterable[int] = (), most_bytes: int = KAFKAS_BYTES
     ) -> tuple[int, str]:
-        """The offset to commit, and the note that goes with it (see `transforms.commit_metadata`).
+        """The offset to commit, and its note (see `transforms.commit_metadata`).
 
         Args:
             partition: as in `receive`.
             position: as in `safe_offset`.
             firsts: offsets that the commit must not pass either.
-            most_bytes: the longest note that brokers take.
+            most_bytes: the longest note that brokers accept.
         """
         offset = min([self.safe_offset(partition, position), *firsts])
         state = self._partitions.get(partition, _Partition())
@@ -243,10 +243,10 @@ class Reassembly:
             del self._table(message)[message]
 
     def move(self, partition: Hashable, offset: int) -> None:
-        """Sets the position: the chunks from `offset` on come next, some of them perhaps once more.
+        """Sets the position: the chunks from `offset` are next, some of them perhaps again.
 
-        Messages that begin before it, and have not ended before it, are kept as offsets alone: they come whole, however
-        far before it they begin, and no commit passes their first chunks. All else is forgotten, as with `clear`.
+        Messages that span it are kept as offsets alone: they are delivered whole, however far before it they begin, and
+        no commit passes their first chunks. Everything else is forgotten, as with `clear`.
 
         Args:
             partition: as in `receive`.
@@ -272,7 +272,7 @@ class Reassembly:
                 state.add(message)
 
     def resolve(self, range_: ReadRange) -> Assembled | Discarded | None:
-        """What became of a message that was read again: it is counted, and its later chunks are judged by it.
+        """The outcome of a message that was re-read: it is counted, and its later chunks are judged by it.
 
         Returns:
             None if the message was delivered before.
@@ -396,7 +396,7 @@ class Reassembly:
             yield self._drop(state, message, "oversized", detail)
         while len(self._kept) > self.limits.messages or self._held > self.limits.pending_bytes:
             if self._kept and not self._evicts:
-                # The one that began last: those that are kept come to their ends, and are not read twice.
+                # The one that started last: those that are kept can be completed without being read twice.
                 self._set_aside(next(reversed(self._kept)))
                 continue
             # There is another message: this one alone is within the limits, or was dropped above.
@@ -436,7 +436,7 @@ class Reassembly:
             state.torn.mend(message.chunk, state.last)
 
     def _drop(self, state: _Partition, message: Message, reason: Reason, detail: str) -> Discarded | ReadRange:
-        """Gives a message up."""
+        """Discards a message."""
         event: Discarded | ReadRange
         if message.records is None:
             last = message.last if reason in _BY_CHANCE else state.last
@@ -463,12 +463,12 @@ class Reassembly:
         return ReadRange(message, last, reason, detail, self.limits, beginnings, self._receiver)
 
     def _receiver(self) -> Receive:
-        """What puts one message together again. The time has had its say when the message was read first."""
+        """Reassembles one message again, without a time limit, which was applied when the message was read first."""
         own = Reassembly(replace(self.limits, messages=1, expire_ms=0))
         return lambda record: own.receive(0, record)
 
     def _counted(self, events: list[Event]) -> list[Event]:
-        """Counts what has ended; gives what the caller gets."""
+        """Counts what has ended; returns what the caller receives."""
         counts, drops = self.counts, self.limits.drops_oldest
         for event in events:
             if isinstance(event, Assembled):

@@ -8,14 +8,14 @@
     header .encryption           "aes-256-gcm", with three more (`Encryption`); absent if they are not encrypted
     header .signature            see `transforms/signing.py`; absent if references are not signed
 
-The checksum of an encrypted payload is that of the stored bytes: "sha256-stored:" and 64 digits. So nobody learns from
-it which values are equal, and readers that know no encryption refuse the reference.
+The checksum of an encrypted payload is that of the stored bytes: "sha256-stored:" and 64 digits. It does not
+reveal which values are equal, and readers without support for encryption refuse the reference.
 
 An offloaded key has the same headers, named `large-message-key`, but none of encryption; a record may have both.
 
 Source: KIP-1159, "Serializer" and "Deserializer" (the path and the first header); design, "Reference" (the others).
-These headers come together after the record's own, `large-message` first. So a reader can distinguish them from headers
-of the same name in the original record, and restores that exactly, even if it was offloaded more than once.
+These headers come together after the record's own, `large-message` first. A reader can therefore distinguish them
+from headers of these names in the original record, and restore it exactly, even if it was offloaded more than once.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ KEY = Field(
 )
 _TRUE = b"true"
 
-# The longest path that a store of ours can return: PATH_MAX (4,096) percent-encoded would be 12,288.
+# The longest path that our stores can return: PATH_MAX (4,096) percent-encoded would be 12,288.
 MAX_PATH_BYTES = 16_384
 _PATH_ALLOWED = f"a path in UTF-8 of 1 to {MAX_PATH_BYTES:,} bytes"
 
 _SIZE_FORM = re.compile(rb"[0-9]{1,19}", re.ASCII)
 _CHECKSUM_FORM = re.compile(rb"sha256:([0-9a-f]{64})", re.ASCII)
 _STORED_CHECKSUM_FORM = re.compile(rb"sha256-stored:([0-9a-f]{64})", re.ASCII)
-# Salt and wrapped key have 80 bytes; behind them stands what a key service needs, 6,144 bytes at most with AWS KMS.
+# Salt and wrapped key have 80 bytes; they are followed by what a key service needs, 6,144 bytes at most with AWS KMS.
 _ENCRYPTION_FORMS = (
     (re.compile(CIPHER.encode(), re.ASCII), CIPHER),
     (re.compile(rb"[a-zA-Z0-9._:/-]{1,256}", re.ASCII), "1 to 256 characters of [a-zA-Z0-9._:/-]"),
@@ -113,7 +113,7 @@ class Encryption:
     Attributes:
         key_id: the name of the key that wraps the data key.
         nonce: of the payload, 12 bytes.
-        data_key: the wrapped data key, with what it takes to open it.
+        data_key: the wrapped data key, with what is needed to unwrap it.
     """
 
     key_id: str
@@ -127,10 +127,10 @@ class Encryption:
 
     @classmethod
     def read(cls, headers: Mapping[str, bytes | None], part: Field) -> Encryption | None:
-        """From the headers of a reference; None if none of them is there.
+        """From the headers of a reference; None if it has none of them.
 
         Raises:
-            MalformedReferenceError: one breaks the format, or one of the others is missing.
+            MalformedReferenceError: one violates the format, or one of the others is missing.
         """
         if not any(name in headers for name in part.encryption):
             return None
@@ -198,7 +198,7 @@ class Reference:
         """The reference in place of a record's value, and the record's own headers.
 
         Raises:
-            MalformedReferenceError: `is_reference` is False, or the value or a header breaks the format.
+            MalformedReferenceError: `is_reference` is False, or the value or a header violates the format.
         """
         return cls.read(record.value, record.headers)
 

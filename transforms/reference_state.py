@@ -1,4 +1,4 @@
-"""The state of a reference: what its record, the store and the store's rules say of it together."""
+"""The state of a reference, according to its record, the store and the store's rules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transforms.keyring import TAG_BYTES
 STATES = ("ok", "malformed", "refused", "missing", "size", "checksum", "compression", "expiring", "unknown")
 """The states of a reference.
 
-`ok`: its payload is there. `malformed`: it cannot be read. `refused`: its path is not below the store's root, or its
+`ok`: its payload exists. `malformed`: it cannot be read. `refused`: its path is not below the store's root, or its
 signature is missing or wrong. `missing`: there is no payload. `size`, `checksum`, `compression`: the payload differs
 from the reference; the last two show only if payloads are read. `expiring`: a rule of the store deletes the payload
 before Kafka deletes the record. `unknown`: the store failed.
@@ -24,8 +24,8 @@ class Answer(NamedTuple):
 
     Attributes:
         state: `there`, `missing`, `refused` or `unknown`.
-        stored: bytes in the store; None if they are not known.
-        published_us: when they were stored, in microseconds since 1970; None if that is not known.
+        stored: bytes in the store; None if unknown.
+        published_us: when they were stored, in microseconds since 1970; None if unknown.
         detail: why it is not `there`.
     """
 
@@ -56,7 +56,7 @@ def state(
     lifetimes: Lifetimes,
     max_bytes: int,
 ) -> tuple[str, str | None]:
-    """The first of `STATES` that holds for a reference, and why.
+    """The first of `STATES` that applies to a reference, and why.
 
     Args:
         reference: as its record has it.

@@ -4,9 +4,9 @@
 
 The HMAC (RFC 2104) covers the name and version of the format; whether the reference is for a value or a key; path,
 size, checksum and codec; and of an encrypted payload cipher, key id, nonce and data key. Each has its length before it,
-so that no two references give the same bytes. It does not cover topic, offset or key of the record, since mirrors,
+so that no two references yield identical bytes. It does not cover topic, offset or key of the record, since mirrors,
 replays and compaction change them; so a genuine reference can be copied to another record
-(docs/reference-messages.md, "Signatures").
+(docs/reference-security.md, "Signatures").
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Signing:
 
     @classmethod
     def of(cls, config: Mapping[str, object]) -> Signing | None:
-        """From the configuration keys `large.message.signing.…`; None if there is no key.
+        """From the properties `large.message.signing.…`; None if there is no key.
 
         Raises:
             ConfigurationError: a key is too short, or there are only previous ones.

@@ -116,7 +116,7 @@ class MessageWrapper:
         No length is used before it is checked against the bytes that exist.
 
         Raises:
-            MalformedWrapperError: the bytes break the format.
+            MalformedWrapperError: the bytes violate the format.
         """
         entries, end = _layout(data)
         length = _LENGTH.unpack_from(data, end)[0]
@@ -208,7 +208,7 @@ class HeaderTable:
     A key that is neither in `names` nor in `OWN_KEYS` has the name `wrapper.header.` and the number.
 
     Args:
-        names: the user's own, by key.
+        names: the configured ones, by key.
 
     Raises:
         ValueError: a key may not be named; or a name is empty, not UTF-8, used twice, one of ours, or begins with
@@ -240,7 +240,7 @@ class HeaderTable:
 
     @classmethod
     def configured(cls, keys: Mapping[str, str]) -> HeaderTable:
-        """The table of keys of a configuration: `wrapper.header.3000001` and the header's name.
+        """The table of the properties of a configuration: `wrapper.header.3000001` and the header's name.
 
         Raises:
             ConfigurationError: the text after `wrapper.header.` is not a valid number, or the table is ambiguous.
@@ -273,7 +273,7 @@ class HeaderTable:
 
 @dataclass(frozen=True, slots=True)
 class Unwrap:
-    """Takes the wrapper off: appends its headers to the record's own, and replaces it by its value.
+    """Removes the wrapper: appends its headers to the record's own, and replaces it with its value.
 
     A tombstone is not a wrapper, and is not changed.
 
@@ -315,12 +315,12 @@ class Unwrap:
 
 @dataclass(frozen=True, slots=True)
 class Wrap:
-    """Puts headers and value into a wrapper, which becomes the value; the record has no headers then.
+    """Puts headers and value into a wrapper, which becomes the value of a record without headers.
 
     Attributes:
         table: header names by int key.
-        unmapped: what to do with a header without an int key: an error of the record, or leave it out.
-        null: what to do with a tombstone: wrap it with the marker, or pass it unchanged, with its headers.
+        unmapped: what to do with a header without an int key: an error of the record, or omit it.
+        null: what to do with a tombstone: wrap it with the marker, or return it unchanged, with its headers.
     """
 
     table: HeaderTable = field(default_factory=HeaderTable)
