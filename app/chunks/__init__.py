@@ -1,4 +1,4 @@
-"""Clients that write and read chunked topics without a worker: aiokafka's own clients, with chunks inside.
+"""Clients that write and read chunked topics without a worker: aiokafka's own clients, extended with chunks.
 
 Imports `kafka` and `config`.
 """

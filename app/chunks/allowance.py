@@ -1,11 +1,11 @@
-"""How many bytes one call of a consumer may download, or read again."""
+"""How many bytes one call of a consumer may download or re-read."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-# How many downloads a client has under way; as many as a pipeline's `store.threads`, below `s3.max.connections`.
+# The number of parallel downloads of a client; as many as a pipeline's `store.threads`, below `s3.max.connections`.
 PARALLEL = 8
 
 
@@ -29,7 +29,7 @@ class Allowance:
         self._bytes: int | None = None
 
     def takes(self, size: int) -> bool:
-        """Counts a download of at most `size` bytes, and is True, if the call may begin it. It may begin the first."""
+        """Counts a download of at most `size` bytes; False if the call may not start it. The first one may always start."""
         if self._bytes is not None and (
             self._bytes + size > self._max_bytes or self._clock() - self._begun_at > self._spare_s
         ):

@@ -1,6 +1,6 @@
-"""Destinations: what topics take of an application's producer, and what it sends in place of larger records.
+"""Destinations: the limits of an application's topics, and what its producer sends in place of larger records.
 
-The cluster is asked once for a topic, again when the topic has refused a record, and a minute after it gave no answer.
+A topic is looked up once, again when it has refused a record, and a minute after a look-up that failed.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ ESTIMATE_BYTES = 21
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """A topic, and what is done with records that it would refuse.
+    """A topic, and how records that it would refuse are sent.
 
     Attributes:
         name: of the topic.
-        topic: as the cluster describes it; None if it does not.
+        topic: its description by the cluster; None if there is none.
         limit_bytes: the most bytes of a record, alone in a batch.
         threshold_bytes: as `transforms.outgoing.plan` has it.
         message_bytes: the longest value that is split; None if none is.
-        batch_bytes: the most bytes of a batch that the client never sends again in parts; 0 if it does.
+        batch_bytes: the most bytes of a batch, if the client never splits a refused batch; 0 if it does.
     """
 
     name: str
@@ -64,23 +64,23 @@ class Destination:
 
     @property
     def plain_bytes(self) -> int:
-        """The most bytes of key and value with which a record without headers surely goes as it is."""
+        """The most bytes of key and value up to which a record without headers is always sent unchanged."""
         most = self.limit_bytes - HEADERLESS_OVERHEAD_BYTES
         return most if self.topic else min(most, ANY_TOPIC_BYTES)
 
     def stores(self, record: Record) -> bool:
-        """Whether the value of a record goes to the store."""
+        """Whether the value of a record is stored."""
         planned = plan(record, self.limit_bytes, threshold_bytes=self.threshold_bytes)
         return planned is Plan.OFFLOAD and not is_reference(record.headers, VALUE)
 
     def pieces(self, record: Record) -> Iterator[Record] | None:
-        """The chunks of a record that does not go to the store; None if it goes as it is.
+        """The chunks of a record whose value is not stored; None if it is sent unchanged.
 
-        What is too large, and cannot be made smaller here, does so too: its client may still compress it.
+        A record that is too large and cannot be reduced here is sent unchanged too: its client may still compress it.
 
         Raises:
             ChunkError: it would be split, and cannot be, or its topic is compacted.
-            ConfigurationError: its chunks would be refused in one batch.
+            ConfigurationError: several of its chunks in one batch would be refused.
         """
         limit, size = self.limit_bytes, len(record.value or b"")
         planned = plan(record, limit, message_bytes=self.message_bytes)
@@ -107,8 +107,8 @@ class Destinations:
     Args:
         values: of `app.chunks.keys.PRODUCER_KEYS`.
         strategy: of large values.
-        ask: asks the cluster for a topic; a KeyError says that it does not exist.
-        largest_bytes: the most bytes of a record that the client itself takes.
+        ask: looks up a topic; raises a KeyError if it does not exist.
+        largest_bytes: the most bytes of a record that the client itself accepts.
         batch_bytes: see `Destination`.
         stores: whether there is a store.
     """
@@ -134,22 +134,22 @@ class Destinations:
         self._locks = defaultdict[str, threading.Lock](threading.Lock)
 
     def known(self, name: str) -> Destination | None:
-        """A topic for which the cluster need not be asked now."""
+        """A topic that need not be looked up now."""
         found = self._found.get(name)
         return found[0] if found is not None and time.monotonic() < found[1] else None
 
     async def of(self, name: str) -> Destination:
-        """A topic, which the cluster is asked for if it is not known.
+        """A topic, which is looked up if it is not known.
 
         Raises:
-            ConfigurationError: the cluster does not describe the topic, and nobody knows how to split for it.
+            ConfigurationError: the topic could not be looked up, and no size of chunks is configured.
         """
         if (known := self.known(name)) is not None:
             return known
         topic, until_s = None, math.inf
         try:
             topic = await asyncio.wait_for(self._ask(name), _LOOKUP_S)
-        except Exception as exc:  # a client that cannot be made of these keys may raise any
+        except Exception as exc:  # a client that cannot be created from these properties may raise any
             reason = describe(exc) if isinstance(exc, KafkaError) else str(exc) or type(exc).__name__
             if isinstance(exc, KeyError):
                 reason = f"topic {name} does not exist"
@@ -176,18 +176,18 @@ class Destinations:
         """As `of`, for threads without an event loop."""
         found = self.known(name)
         if found is None:
-            # One question for all threads that wait; on another one, since this one may have an event loop that runs.
+            # One request for all threads that wait; on another one, since this one may have a running event loop.
             with self._locks[name], ThreadPoolExecutor(1, "topic-limits") as pool:
                 found = pool.submit(asyncio.run, self.of(name)).result()
         return found
 
     def forget(self, name: str) -> None:
-        """Has a topic asked again, which has refused a record: it takes less than it did."""
+        """Has a topic looked up again that has refused a record, because its limit was lowered."""
         self._found.pop(name, None)
 
 
 def is_plain(most: int, key: object, value: object, headers: object) -> bool:
-    """Whether key, value and headers are bytes, so many of them at most; for headers an upper bound is enough."""
+    """Whether key, value and headers are bytes, at most this many; for headers an upper bound is enough."""
     if type(value) is not bytes:
         return False
     if key is not None:
@@ -205,7 +205,7 @@ def is_plain(most: int, key: object, value: object, headers: object) -> bool:
 
 
 async def described(arguments: Mapping[str, Any], topic: str) -> Topic:
-    """A topic as the cluster describes it, for a client of aiokafka with these arguments.
+    """The cluster's description of a topic, for a client of aiokafka with these arguments.
 
     Raises:
         ClusterError: the cluster did not answer.
@@ -214,7 +214,7 @@ async def described(arguments: Mapping[str, Any], topic: str) -> Topic:
         KeyError: it does not exist.
     """
     given = {name: value for name, value in arguments.items() if name in ADMIN_ARGUMENTS}
-    # The addresses share it (`Gate`). All of our own time would leave none to the second one.
+    # The addresses share it (`Gate`). All of our own time would leave none for the second one.
     given["request_timeout_ms"] = min(given["request_timeout_ms"], int(_LOOKUP_S * 1000))
     connection = AdminClient(**given)
     try:

@@ -1,4 +1,4 @@
-"""Discarded messages on an event loop: what an application is called with, and what is done if it does not say."""
+"""Discarded messages on an event loop: the callback of the application, and its default."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _logger = logging.getLogger(logger_name(__name__))
 
 
 async def hand_out(inbox: Inbox[Any], discarded: Discarded, on_discarded: OnDiscarded) -> None:
-    """Gives the application a message, the first of the actions; if it raises an error, the message stays."""
+    """Passes the first action, a discarded message, to the application; if that raises an error, the message stays."""
     done = on_discarded(discarded)
     if inspect.isawaitable(done):
         await done

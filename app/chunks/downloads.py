@@ -1,4 +1,4 @@
-"""The downloads of a client that blocks: those of the next records are under way while it restores one."""
+"""The downloads of a blocking client: those of the next records are under way while it restores one."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Downloads(Generic[R]):
         self._threads = ThreadPoolExecutor(PARALLEL, thread_name_prefix="wideload-store")
 
     def restore(self, entries: Iterable[Entry[R]], takes: Callable[[int], bool]) -> R | None:
-        """The first entry, restored; first begins the downloads of the next ones.
+        """Starts the downloads of the next entries, and returns the first one, restored.
 
         Args:
             entries: a record that downloads something, and those that will be delivered behind it.
-            takes: says whether one more download, of at most so many bytes, may begin.
+            takes: whether one more download, of at most this many bytes, may start.
 
         Returns:
             None if the download of the first entry may not begin.

@@ -49,14 +49,14 @@ class Inbox(Generic[R]):
     """The queues of one client. Belongs to one thread.
 
     Args:
-        limits: how much of incomplete messages may be held in memory. What is over them is to be read again.
+        limits: how much of incomplete messages may be held in memory. Chunks that exceed them are re-read.
         lookback: how many offsets before the one where reading began the first chunk of a message may be.
 
     Attributes:
-        actions: what the client has to do, in order, before any record behind it is delivered: give a discarded message
+        actions: what the client has to do, in order, before any record behind it is delivered: pass a discarded message
             to the application (then call `done`), or read a range (then call `resolve`).
-        ready: what was popped, or need not be put here, and the application does not have yet: of a client that gives
-            several records at a time. They count like entries that stand before the others.
+        ready: what was popped, or need not be put here, and is not delivered yet, of a client that returns several
+            records at a time. They count like entries before the others.
         interrupted: the partitions whose work an interrupt, or a lack of memory, has ended in the middle, each with the
             offset and the metadata of a commit: the client seeks there, and calls `begin`.
     """
@@ -86,7 +86,7 @@ class Inbox(Generic[R]):
         return found
 
     def logged(self, record: R) -> LoggedRecord:
-        """A chunk as `Reassembly` takes it; a discarded message has it in `records`, with `topic` and `partition`."""
+        """A chunk for `Reassembly`; a discarded message has it in `records`, with `topic` and `partition`."""
         return record  # type: ignore[return-value]
 
     def whole(self, last: R, message: Assembled) -> R:
@@ -97,7 +97,7 @@ class Inbox(Generic[R]):
 
     @property
     def empty(self) -> bool:
-        """Whether records without chunks may go to the application as they are: none waits, none comes again."""
+        """Whether records without chunks may be delivered unchanged: none waits, none is read again."""
         return not (self._queues or self.actions or self.interrupted or self._noted)
 
     @property
@@ -112,7 +112,7 @@ class Inbox(Generic[R]):
 
     @property
     def places(self) -> Iterable[Place]:
-        """The partitions that have entries, those first that have waited longest."""
+        """The partitions that have entries, those that have waited longest first."""
         return self._queues.keys()
 
     @property
@@ -136,7 +136,7 @@ class Inbox(Generic[R]):
         return place in self._begun
 
     def begin(self, place: Place, offset: int, metadata: str | None = None) -> None:
-        """Says where the reading of a partition begins: at a commit with this metadata, or at a position.
+        """Sets where the reading of a partition begins: at a commit with this metadata, or at a position.
 
         If it has begun before, the client itself has reset its position. What was fetched is delivered first, as it is
         not read again, and then incomplete messages are forgotten.
@@ -147,7 +147,7 @@ class Inbox(Generic[R]):
             self._begin(place, offset, metadata)
 
     def put(self, place: Place, records: Iterable[R]) -> None:
-        """Adds records that were read behind those that are here."""
+        """Appends records that were read after those that are here."""
         entries = [Entry(each, self.offset(each)) for each in records]
         if entries:
             self._queues.setdefault(place, deque()).extend(entries)
@@ -157,7 +157,7 @@ class Inbox(Generic[R]):
         return self._queues.get(place, ())
 
     def first(self, place: Place) -> Entry[R]:
-        """The next entry of a partition that has entries; it may be a piece of a message."""
+        """The next entry of a partition that has entries; it may be a chunk."""
         return self._queues[place][0]
 
     def is_piece(self, entry: Entry[R]) -> bool:
@@ -165,7 +165,7 @@ class Inbox(Generic[R]):
         return entry.first is None and _is_chunk(self.headers(entry.record))
 
     def head(self, place: Place) -> Entry[R] | None:
-        """The next entry of a partition that is ready; None if there is none, or an action comes first.
+        """The next entry of a partition that is ready; None if there is none, or an action precedes it.
 
         After an interrupt, or without memory, the partition is in `interrupted`, and the error is raised.
         """
@@ -182,7 +182,7 @@ class Inbox(Generic[R]):
         return None
 
     def pop(self, place: Place) -> None:
-        """Drops the head of a partition, which the application has, and lets the other partitions go first."""
+        """Drops the head of a partition, which was delivered, and puts the partition last."""
         queue = self._queues[place]
         entry = queue[0]
         if len(queue) > 1:
@@ -196,7 +196,7 @@ class Inbox(Generic[R]):
             self._begin(place, *self._resets.pop(place)[1:])
 
     def put_last(self, place: Place) -> None:
-        """Lets the other partitions go first."""
+        """Puts a partition last."""
         self._queues.move_to_end(place)
 
     def put_back(self, popped: Sequence[tuple[Place, Entry[R]]]) -> None:
@@ -218,12 +218,12 @@ class Inbox(Generic[R]):
     # --- actions -----------------------------------------------------------------------------------------------------
 
     def done(self, discarded: Discarded) -> None:
-        """The application has this message, the first of `actions`; unless it is gone, as the partition is."""
+        """Removes a message that was passed to the application from `actions`, unless its partition was revoked."""
         if self.actions and self.actions[0] is discarded:
             self.actions.popleft()
 
     def resolve(self, range_: ReadRange) -> None:
-        """The range, the first of `actions`, was read to its end; unless it is gone, as the partition is."""
+        """Processes the first of `actions`, a range that was read to its end, unless its partition was revoked."""
         if not self.actions or self.actions[0] is not range_:
             return
         place: Any = range_.partition
@@ -244,7 +244,7 @@ class Inbox(Generic[R]):
         """The offset from which the next record is delivered.
 
         If an incomplete message begins more than `lookback` before that, it is the offset of its first chunk: a seek to
-        it may give records again, and loses none.
+        it may repeat records, and loses none.
 
         Args:
             place: the partition.
@@ -258,13 +258,13 @@ class Inbox(Generic[R]):
         """The offset and the metadata to commit.
 
         They pass neither the first chunk of an incomplete message nor a record that was not delivered. If records
-        behind them have been delivered, the metadata notes this, unless the application gave metadata.
+        behind them have been delivered, the metadata notes this, unless the application passed metadata.
 
         Args:
             place: the partition.
             offset: as in `position`.
             metadata: of the application.
-            stated: whether the application itself has named this offset: then ordinary records that were not delivered
+            stated: whether the application itself has passed this offset: ordinary records that were not delivered then
                 do not count.
         """
         position = self._position(place, offset, stated=stated)
@@ -322,7 +322,7 @@ class Inbox(Generic[R]):
                 else:
                     self.actions.append(event)
         except BaseException:
-            commit = self.commit(place, entry.offset)  # not before: what was popped may be given back
+            commit = self.commit(place, entry.offset)  # not before: what was popped may be put back
             self.clear(place)
             self.interrupted[place] = commit
             raise

@@ -1,4 +1,4 @@
-"""The downloads of the records that come next in the inbox of a client that waits."""
+"""The downloads of the next records in the inbox of an asynchronous client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.kafka.shielded import retrieve_exception
 
 R = TypeVar("R")
 
-_LOOK = 100  # so many records of a partition are looked at
+_LOOK = 100  # how many records of a partition are considered
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class Download:
     """The `work` of an entry.
 
     Attributes:
-        future: gives the restored record.
+        future: returns the restored record.
         size: the most bytes that it downloads.
         ahead: whether it was begun when other records came first.
     """
@@ -33,13 +33,13 @@ class Download:
 
 
 class Prefetch(Generic[R]):
-    """Begins downloads of an inbox, a few at a time, in the order in which the records are delivered.
+    """Starts downloads of an inbox, a few at a time, in the order in which the records are delivered.
 
     Args:
         inbox: has the records.
         size: the most bytes that a record downloads; None if it needs no download.
-        restore: downloads one, and gives the restored record.
-        max_bytes: how much may be downloaded, and not delivered yet, unless one alone is larger.
+        restore: downloads one, and returns the restored record.
+        max_bytes: how much may be downloaded and not yet delivered, unless one alone is larger.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Prefetch(Generic[R]):
         return True
 
     def begin(self, places: Collection[Place], most: int | None = None, parallel: int = PARALLEL) -> set[Any]:
-        """Begins downloads of the next records of these partitions.
+        """Starts downloads of the next records of these partitions.
 
         Args:
             places: the partitions.

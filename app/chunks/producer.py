@@ -84,10 +84,10 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         self._begin(arguments, destinations, -1 if any(self._own_serializers) else sys.maxsize)
 
     def _begin(self, arguments: Mapping[str, Any], destinations: Destinations, plain_bytes: int) -> None:
-        """Constructs it; `plain_bytes` of key and value together are as no serializer changes them."""
+        """Constructs it; no serializer changes keys and values of at most `plain_bytes` together."""
         self._destinations = destinations
         self._plain_bytes = plain_bytes
-        self._plain: dict[str, int] = {}  # the same, of records that a topic takes
+        self._plain: dict[str, int] = {}  # likewise, of records that a topic accepts
         self._asking = asyncio.Lock()
         self._results: set[asyncio.Task[ChunkedRecordMetadata | None]] = set()
         self._rates = defaultdict[str, Average](Average)
@@ -112,11 +112,11 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         """As `AIOKafkaProducer.send`; the result of a chunked message is a `ChunkedRecordMetadata`.
 
         Returns when the last chunk is queued, so a whole message is never in memory twice. If a chunk fails, the future
-        fails, and no chunk is sent behind it.
+        fails, and no chunk is sent after it.
 
         Raises:
             ChunkError: the record cannot be split, is over `chunk.max.message.bytes`, or the topic is compacted.
-            ConfigurationError: the topic's limit is not known, or its name is over the limit.
+            ConfigurationError: the topic's limit is unknown, or its name is over the limit.
             TypeError: key or value are not bytes.
         """
         future: asyncio.Future[Any]
@@ -145,7 +145,7 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         return key if of_key is None else of_key(key), value if of_value is None else of_value(value)
 
     async def _offloaded(self, topic: str, headers: list[Header], value: Any) -> bytes:
-        """The reference in place of a value that goes to the store, or the value while that is down."""
+        """The reference to a value that is stored, or the value itself while the store is down."""
         raise NotImplementedError
 
     async def _first_seen(self, topic: str) -> Destination:
@@ -213,7 +213,7 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
     def stats(self) -> dict[str, dict[str, object]]:
         """By topic: `msgChunkPublished`, and `chunkedMessageRate` (messages a second over the last minute).
 
-        Only topics that have got a chunked message.
+        Only topics with a chunked message.
         """
         return {
             topic: {"msgChunkPublished": True, "chunkedMessageRate": rate.per_second()}
@@ -223,7 +223,7 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
     async def _queued(self, place: TopicPartition, batch: Any) -> asyncio.Future[Any]:
         """Queues a batch within `request.timeout.ms`.
 
-        aiokafka counts that time again from the beginning for each batch in front (tried: eight senders of 1 MB in
+        aiokafka restarts that time for each batch ahead (tried: eight senders of 1 MB in
         chunks of 5 kB had waited for 20 s after half a second).
         """
         deadline = time.monotonic() + self._timeout_s
@@ -246,14 +246,14 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         return metadata
 
     def _refused(self, topic: str) -> None:
-        """The topic takes less than it did."""
+        """The topic's limit was lowered."""
         self._destinations.forget(topic)
         self._plain.pop(topic, None)
 
     def _settled(self, batch: asyncio.Future[Any]) -> None:
         """Repairs the sequence numbers once a batch has failed.
 
-        It has used up numbers, so its partition takes nothing more of this producer id, or of this epoch.
+        It has used up numbers, so its partition accepts nothing more of this producer id, or of this epoch.
         """
         error = None if batch.cancelled() else batch.exception()
         if error is None:
@@ -270,7 +270,7 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
 
 
 async def metadata_of(sent: list[asyncio.Future[Any]], timestamp: int) -> ChunkedRecordMetadata | None:
-    """The metadata of a message, once all its chunks were sent; None if the cluster gives none (acks=0).
+    """The metadata of a message, once all its chunks were sent; None if the cluster returns none (acks=0).
 
     Raises:
         KafkaError: the first with which a chunk failed.

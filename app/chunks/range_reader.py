@@ -13,7 +13,7 @@ from app.kafka.shielded import retrieve_exception
 from transforms.read_range import ReadRange
 
 _POLL_MS = 1_000
-# These are of a member of a group; the rest says how to reach the cluster, and how much to fetch.
+# These are of a member of a group; the rest configures the connection, and how much to fetch.
 _OF_MEMBERS = frozenset({"group_id", "group_instance_id", "enable_auto_commit", "auto_offset_reset"})
 
 
@@ -79,8 +79,8 @@ class RangeReader:
 
 
 async def _give(consumer: AIOKafkaConsumer, partition: TopicPartition, range_: ReadRange) -> None:
-    """Gives a range the records that are still in the log."""
-    # A log that was made again may be shorter.
+    """Passes the records that are still in the log to a range."""
+    # A log that was recreated may be shorter.
     end = min(range_.end, (await consumer.end_offsets([partition]))[partition])
     consumer.seek(partition, range_.start)
     while await consumer.position(partition) < end:

@@ -25,7 +25,7 @@ class AssembledRecord(ConsumerRecord):  # type: ignore[misc]  # aiokafka has no 
 
 
 class RecordInbox(Inbox[ConsumerRecord]):
-    """Gives aiokafka the offsets to commit; see `app.kafka.subscriptions.Undelivered`."""
+    """Provides the offsets to commit to aiokafka; see `app.kafka.subscriptions.Undelivered`."""
 
     def __init__(self, limits: Limits, lookback: int) -> None:
         super().__init__(limits, lookback)

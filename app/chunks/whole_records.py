@@ -1,4 +1,4 @@
-"""An aiokafka consumer that delivers whole records: it puts chunks together, and downloads ahead."""
+"""An aiokafka consumer that delivers whole records: it reassembles chunks, and downloads ahead."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from transforms.chunked_message import ChunkMessageId, Counts, Discarded
 Records = dict[TopicPartition, list[ConsumerRecord]]
 _Found = TypeVar("_Found")
 
-_LOOK_S = 1.0  # how often a call that waits looks for expired messages, and says that it is alive
-_AHEAD = 100  # records that `getone` fetches together: to fetch each alone takes three times as long
+_LOOK_S = 1.0  # how often a waiting call checks for expired messages, and reports that it is alive
+_AHEAD = 100  # records that `getone` fetches together: fetching each alone takes three times as long
 
 
 class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no types
-    """The base of consumers whose records come whole, and are committed when delivered; see `AssemblingConsumer`.
+    """The base of consumers whose records are delivered whole, and committed when delivered; see `AssemblingConsumer`.
 
     Args:
-        values: of `app.chunks.keys.CONSUMER_KEYS`.
+        values: of the properties in `app.chunks.keys.CONSUMER_KEYS`.
         on_discarded: called with each discarded message.
         topics: the topics to subscribe to.
         arguments: all arguments of `AIOKafkaConsumer`, without deserializers.
@@ -80,15 +80,15 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
             self.subscribe(set(topics))
 
     def _size(self, _: ConsumerRecord) -> int | None:
-        """The most bytes that a record downloads before the application gets it; None if nothing."""
+        """The most bytes that a record downloads before it is delivered; None if nothing."""
         return None
 
     def _restore(self, record: ConsumerRecord) -> ConsumerRecord:
-        """A whole record as the application gets it."""
+        """A whole record as it is delivered to the application."""
         return record
 
     async def _restore_large(self, record: ConsumerRecord) -> ConsumerRecord:
-        """A whole record that downloads something, as the application gets it."""
+        """A whole record that downloads something, as it is delivered to the application."""
         return self._restore(record)
 
     @property
@@ -143,7 +143,7 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
                 if self._is_quiet() and not self._is_ours(record):
                     return record
                 self._put({TopicPartition(record.topic, record.partition): [record]})
-                if self._size(record) is not None:  # the downloads of the next ones begin with its own
+                if self._size(record) is not None:  # the downloads of the next ones start with its own
                     self._put(await self._waited(super().getmany(*partitions, max_records=self._ahead)) or {})
             delivered = self._taken(partitions, 1) or await self._whole(partitions, time.monotonic() + _LOOK_S, 1)
             for records in delivered.values():
@@ -154,9 +154,9 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
     ) -> Records:
         """As `AIOKafkaConsumer.getmany`; continues to wait, up to the timeout, if it reads only chunks.
 
-        Discarded messages come first: `on_discarded` gets one at least, and more until the time-out.
+        Discarded messages come first: `on_discarded` is called for one at least, and for more until the timeout.
 
-        One call downloads at most `fetch.max.bytes`, unless the first payload alone is larger, and begins no download
+        One call downloads at most `fetch.max.bytes`, unless the first payload alone is larger, and starts no download
         that may end after `max.poll.interval.ms`. The next call delivers the rest.
         """
         if max_records is not None and max_records < 1:
@@ -171,7 +171,7 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
         return await self._whole(partitions, until_s, self._most if max_records is None else max_records)
 
     def _is_quiet(self) -> bool:
-        """Whether all records may go to the application as they are that are not ours."""
+        """Whether all records that are neither chunks nor references may be delivered unchanged."""
         return self._keeps_plain and self._inbox.quiet
 
     def _is_ours(self, record: ConsumerRecord) -> bool:
@@ -180,7 +180,7 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
         return bool(headers) and (is_chunk(headers) or self._size(record) is not None)
 
     async def _waited(self, fetching: Awaitable[_Found]) -> _Found | None:
-        """What the client gives; None if there may be something here."""
+        """The result of the client; None if there may be something here."""
         self._waiting += 1
         try:
             return await fetching
@@ -232,7 +232,7 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
             count_as_poll(self)
 
     def _heads(self, partitions: tuple[TopicPartition, ...]) -> list[TopicPartition]:
-        """The partitions of a call that have records here, and may deliver them now; those first that wait longest."""
+        """The partitions of a call that have records here, and may deliver them now; those that wait longest first."""
         if self._controls.rebalancing or (assignment := self._controls.assignment) is None:
             return []  # they may go to another member of the group
         found: list[Any] = [place for place in self._inbox.places if not partitions or place in partitions]
@@ -270,7 +270,7 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
             raise
 
     def _read_on(self, partition: TopicPartition, offset: int, metadata: str | None) -> None:
-        """Reads on at a commit, as after a restart."""
+        """Continues at a commit, as after a restart."""
         AIOKafkaConsumer.seek(self, partition, offset)
         self._inbox.clear(partition)
         self._inbox.begin(partition, offset, metadata)
@@ -330,15 +330,15 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
         """As `AIOKafkaConsumer.position`: the offset from which the next record, or message, is delivered.
 
         If an incomplete message begins more than `chunk.lookback` before that, it is the offset of its first chunk: a
-        `seek` to it may give records again, and loses none.
+        `seek` to it may repeat records, and loses none.
         """
         return self._inbox.position(partition, await super().position(partition))
 
     def seek(self, partition: TopicPartition, offset: int | ChunkMessageId) -> None:
         """As `AIOKafkaConsumer.seek`; the id of a message stands for its first chunk.
 
-        A message whose last chunk is at the offset, or behind it, comes whole: wherever its first chunk is if that was
-        read, and else up to `chunk.lookback` before the offset. No commit passes the first chunk of one that was read.
+        A message whose last chunk is at or after the offset is delivered whole: wherever its first chunk is, if that was
+        read, and otherwise up to `chunk.lookback` before the offset. No commit passes a first chunk that was read.
         """
         super().seek(partition, offset.first if isinstance(offset, ChunkMessageId) else offset)
 
@@ -360,7 +360,7 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
             self._subscriptions.forget_commit(each)
 
     async def seek_to_committed(self, *partitions: TopicPartition) -> dict[TopicPartition, int | None]:
-        """As `AIOKafkaConsumer.seek_to_committed`; what the commit notes of delivered records holds, as at a start."""
+        """As `AIOKafkaConsumer.seek_to_committed`; the commit's note about delivered records applies, as at a start."""
         offsets: dict[TopicPartition, int | None] = await super().seek_to_committed(*partitions)
         commits = await self._controls.commits(list(offsets))
         for partition, commit in commits.items():
@@ -376,7 +376,7 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
         """The offsets that `commit` commits; also for `send_offsets_to_transaction`.
 
         Args:
-            offsets: the next offset of each partition, as for `commit`; by default those behind all delivered records.
+            offsets: the next offset of each partition, as for `commit`; by default those after all delivered records.
 
         Raises:
             IllegalStateError: no partitions are assigned.
@@ -390,6 +390,6 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
     async def commit(self, offsets: Mapping[TopicPartition, int | tuple[int, str]] | None = None) -> None:
         """As `AIOKafkaConsumer.commit`, with `safe_offsets`.
 
-        Metadata of the application's own replaces the note; then a restart may deliver some messages again.
+        Metadata of the application replaces the note; a restart may then deliver some messages again.
         """
         await super().commit(None if offsets is None else self.safe_offsets(offsets))
