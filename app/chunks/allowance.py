@@ -29,7 +29,7 @@ class Allowance:
         self._bytes: int | None = None
 
     def takes(self, size: int) -> bool:
-        """Counts a download of at most `size` bytes; False if the call may not start it. The first one may always start."""
+        """Counts a download of at most `size` bytes; False if the call may not start it. The first may always start."""
         if self._bytes is not None and (
             self._bytes + size > self._max_bytes or self._clock() - self._begun_at > self._spare_s
         ):

@@ -337,8 +337,8 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
     def seek(self, partition: TopicPartition, offset: int | ChunkMessageId) -> None:
         """As `AIOKafkaConsumer.seek`; the id of a message stands for its first chunk.
 
-        A message whose last chunk is at or after the offset is delivered whole: wherever its first chunk is, if that was
-        read, and otherwise up to `chunk.lookback` before the offset. No commit passes a first chunk that was read.
+        A message whose last chunk is at or after the offset is delivered whole: wherever its first chunk is, if that
+        was read, and otherwise up to `chunk.lookback` before the offset. No commit passes a first chunk that was read.
         """
         super().seek(partition, offset.first if isinstance(offset, ChunkMessageId) else offset)
 
