@@ -169,7 +169,7 @@ _SECTIONS: Sequence[_Section] = (
     _Section(
         "Stores",
         "Set in the same places, for any store. A custom store class receives these properties, and all that are not "
-        "listed on this page; see [A store of your own](serializers.md#a-store-of-your-own).",
+        "listed on this page; see [custom store classes](serializers.md#custom-store).",
         COMMON_KEYS,
     ),
     *(

@@ -44,7 +44,7 @@ WORDS: Mapping[str, str] = {
     r"at hand": "available",
     r"for ever": "forever",
     # terms
-    r"(?<!dead )(?<!dead-)letters?(?! (?:and|or) digits)": "dead-letter record",
+    r"(?<!dead )(?<!dead-)\bletters?\b(?! (?:and|or) digits)": "dead-letter record",
     r"folders?": "directory",
     r"carriers?": "referencing topic",
     r"grace": "minimum age",

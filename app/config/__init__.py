@@ -1,4 +1,4 @@
-"""Configuration: keys as data, parsing, secrets, and the checks that need no cluster.
+"""Configuration: properties as data, parsing, secrets, and the checks that need no cluster.
 
 Imports `transforms` and `stores`.
 """

@@ -1,6 +1,6 @@
 """The command lines of audit, sweep, backfill and ingest: brokers, store, and a worker's configuration.
 
-They are the same with Spark and without it.
+The options are identical with and without Spark.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _CONSUMER: Mapping[str, Key] = {
 
 
 class JobParser(argparse.ArgumentParser):
-    """A command line; what is wrong with it is one line, without all options in front."""
+    """A command line whose errors are one line, without the list of all options."""
 
     def error(self, message: str) -> NoReturn:
         """Ends the process with status 2."""
@@ -54,9 +54,7 @@ class JobParser(argparse.ArgumentParser):
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """The arguments. An unknown option is reported first: argparse would ask for another that is missing.
-
-    It is reported without its value, which may be a secret.
+    """The arguments. An unknown option is reported before a missing one, and without its value, which may be secret.
 
     Raises:
         SystemExit: they are wrong, or the user asked for help.
@@ -76,7 +74,7 @@ def add_kafka(group: argparse._ArgumentGroup, option: str = "a property of a Kaf
     """`-c`, `--bootstrap-servers`, `--kafka-option` and `--kafka-config`; `option` says what `--kafka-option` is."""
     # fmt: off
     group.add_argument("-c", "--config", metavar="FILE",
-        help="take brokers and security from a worker's configuration, and store and topics if they are used")
+        help="the configuration of a worker, for brokers and security, and for store and topics if they are used")
     group.add_argument("-b", "--bootstrap-servers", metavar="HOST:PORT[,…]",
         help=f"Kafka's brokers (default: from -c, else ${SERVERS_VARIABLE})")
     group.add_argument("--kafka-option", action="append", default=[], metavar="KEY=VALUE",
@@ -90,21 +88,21 @@ def add_store(group: argparse._ArgumentGroup) -> None:
     """`--store`, `--store-config` and `--pipeline`."""
     # fmt: off
     group.add_argument("--pipeline", metavar="NAME",
-        help="with -c: the pipeline whose store is used; needed if there are several stores")
+        help="with -c: the pipeline whose store is used; required if there are several stores")
     group.add_argument("--store", action="append", default=[], metavar="KEY=VALUE",
         help=f"a property of the payload store, as in the worker's file: {STORE_CLASS}=s3, s3.bucket=payloads; may be "
-        "given several times")
+        "repeated")
     group.add_argument("--store-config", metavar="FILE",
-        help="a file with such lines; put secrets here, as the list of processes shows the command line")
+        help="a file of such properties; put secrets here, as other users can see the command line")
 
 
 def configure(arguments: argparse.Namespace) -> None:
     """Adds `settings` to the arguments: the configuration that `-c` names; None without it.
 
-    Sets `bootstrap_servers` if the user has not given them.
+    Sets `bootstrap_servers` if they were not passed.
 
     Raises:
-        ConfigurationError: the configuration is wrong, or brokers are named nowhere.
+        ConfigurationError: the configuration is wrong, or no brokers are configured.
     """
     arguments.settings = None if arguments.config is None else load(arguments.config)
     if arguments.bootstrap_servers is None:
@@ -115,7 +113,7 @@ def configure(arguments: argparse.Namespace) -> None:
 
 
 def client_settings(arguments: argparse.Namespace, *, of_spark: bool = False) -> ClientSettings:
-    """How to reach the cluster, after `configure`; the command line wins over the configuration.
+    """The connection to the cluster, after `configure`; the command line overrides the configuration.
 
     The properties may be those of Kafka's Java client, and may have `kafka.` before their names. With `of_spark` others
     may be among those of `--kafka-option`: options of Spark's Kafka source.
@@ -151,10 +149,10 @@ def consumer_arguments(arguments: argparse.Namespace) -> dict[str, object]:
 def store_use(arguments: argparse.Namespace, topics: Sequence[str]) -> StoreUse | None:
     """The store in the configuration; None without a configuration. After `configure`.
 
-    `topics` are those that the user named; they choose one of several stores.
+    `topics` are those of the command line; they select one of several stores.
 
     Raises:
-        ConfigurationError: the configuration has no store, or the user must choose one.
+        ConfigurationError: the configuration has no store, or several.
     """
     if arguments.settings is None:
         if arguments.pipeline is not None:
@@ -166,17 +164,17 @@ def store_use(arguments: argparse.Namespace, topics: Sequence[str]) -> StoreUse 
 def store_config(
     arguments: argparse.Namespace, use: StoreUse | None = None, topic: str | None = None
 ) -> dict[str, object]:
-    """The configuration to open the store with; the command line wins over the worker's configuration.
+    """The configuration to open the store with; the command line overrides the worker's configuration.
 
     Args:
         arguments: of the command line, after `configure`.
         use: the store in the worker's configuration.
-        topic: whose references are to be verified, and whose payloads decrypted; None leaves the keys for it out,
+        topic: the topic whose references are verified and whose payloads are decrypted; None omits the keys for it,
             unless the command line has them.
 
     Raises:
-        ConfigurationError: an option is not KEY=VALUE, the file cannot be read, or a key is missing, unknown or wrong;
-            or the command line names another store than the worker's configuration.
+        ConfigurationError: an option is not KEY=VALUE, the file cannot be read, or a property is missing, unknown or
+            wrong; or the command line names another store than the worker's configuration.
     """
     given: dict[str, str] = {}
     if arguments.store_config:
@@ -203,11 +201,11 @@ def store_config(
 
 
 def coerced(name: str, given: Mapping[str, str]) -> dict[str, object]:
-    """Texts as the types of the keys of a store; other texts stay, and the store says what is allowed.
+    """Texts converted to the types of a store's properties; others stay, and the store reports what is allowed.
 
     Args:
         name: of the store, as under `large.message.payload.store.class`.
-        given: texts by key.
+        given: texts by name.
     """
     keys = {key.name: key for key in (*COMMON_KEYS, *(store_keys(name) or ()))}
     return {key: keys[key].coerce(text) if key in keys else text for key, text in given.items()}
@@ -257,9 +255,9 @@ def properties(option: str, file: str) -> dict[str, str]:
 
 
 def _kafka(arguments: argparse.Namespace, *, of_spark: bool = False) -> dict[str, str]:
-    """The properties of `--kafka-config`, and over them those of `--kafka-option`, as our clients name them.
+    """The properties of `--kafka-config`, overridden by those of `--kafka-option`, as our clients name them.
 
-    A file may be one of another client too, so what it has besides is left out.
+    The file may be that of another client, so its other properties are ignored.
     """
     filed = properties("--kafka-config", arguments.kafka_config) if arguments.kafka_config else {}
     given = pairs("--kafka-option", arguments.kafka_option)

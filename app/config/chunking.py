@@ -28,9 +28,9 @@ class ChunkSettings:
     Attributes:
         splits: whether large values are split: all of them, or (`strategy` is `auto`) while the store is down.
         assembles: whether chunks are assembled.
-        expects_chunks: whether the configuration says that the source has chunks. `inflate` assembles those that come
-            unexpected, too: to pass pieces on as values would be silent corruption.
-        max_bytes: None for the sink's own limit.
+        expects_chunks: whether the configuration says that the source has chunks. `inflate` also assembles
+            unexpected chunks, since forwarding them as values would be silent corruption.
+        max_bytes: None for the limit of the output topic.
     """
 
     splits: bool
@@ -97,9 +97,9 @@ class ChunkSettings:
         """The limits of the assembler."""
         return Limits(self.pending_messages, self.pending_bytes, self.message_bytes, self.expire_ms)
 
-    def limit_bytes(self, sink_limit_bytes: int) -> int:
-        """The most bytes of a chunk, alone in a batch, for a sink with this `max.message.bytes`."""
-        return min(sink_limit_bytes, self.max_bytes or sink_limit_bytes)
+    def limit_bytes(self, topic_limit_bytes: int) -> int:
+        """The most bytes of a chunk, alone in a batch, for an output topic with this `max.message.bytes`."""
+        return min(topic_limit_bytes, self.max_bytes or topic_limit_bytes)
 
 
 CHUNK_KEYS = keys_of(ChunkSettings)
@@ -111,7 +111,7 @@ def chunk_settings(
     """The settings of a pipeline whose transforms have passed `check_order`.
 
     Args:
-        values: the values of the pipeline's keys, with defaults.
+        values: of the pipeline's properties, with defaults.
         given: the values in the file.
         transforms: in order.
         in_flight_bytes: the defaults are parts of it.

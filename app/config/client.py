@@ -24,10 +24,10 @@ LIMIT = Key(
 
 
 def embedded_client_settings(config: Mapping[str, object]) -> ClientSettings:
-    """The settings with which our own clients reach the same cluster as the client of this configuration.
+    """The settings with which our clients reach the cluster of the client of this configuration.
 
     Raises:
-        ConfigurationError: our own clients do not support a value.
+        ConfigurationError: our clients do not support a value.
     """
     given = dict(config)
     if "sasl.mechanisms" in given:  # librdkafka's name for it
@@ -52,5 +52,5 @@ def limits_names(config: Mapping[str, object]) -> bool:
 
 
 def coerced(keys: Iterable[Key], config: Mapping[str, object]) -> dict[str, object]:
-    """The given values of `keys`; a text is converted to the type of its key."""
+    """The given values of `keys`; a text is converted to the type of its property."""
     return {key.name: key.coerce(config[key.name]) for key in keys if config.get(key.name) is not None}

@@ -1,4 +1,4 @@
-"""Keys of pipelines before the first table: which may stand there, and which of them a pipeline takes as defaults."""
+"""Properties of pipelines before the first table: which are allowed there, and which apply to a pipeline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stores.registry import STORE_CLASS, STORE_NAMES, store_keys
 from stores.store import COMMON_KEYS
 
 OWN_KEYS = ("topics", "output.topic", "group.id")
-"""The keys of a pipeline that can be no defaults: with one source, sink or group, pipelines would do one work twice."""
+"""Properties that cannot be defaults: pipelines that share a topic or a group would process records twice."""
 
 _TRANSFORMS = "transforms"
 _STRATEGY = "large.message.strategy"
@@ -26,7 +26,7 @@ _OURS = frozenset(key.name for key in _KEYS)
 
 
 def default_keys(names: Sequence[str]) -> Sequence[Key]:
-    """The keys that may be defaults, with those of the built-in stores to which some of the names belong.
+    """The properties that may be defaults, with those of the built-in stores to which some of the names belong.
 
     Raises:
         ConfigurationError: a package that such a store needs is not installed.
@@ -36,12 +36,12 @@ def default_keys(names: Sequence[str]) -> Sequence[Key]:
 
 
 def defaults_of(shared: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
-    """The defaults that a pipeline takes: those that its table does not give, and that its transforms can use.
+    """The defaults that apply to a pipeline: those that its table does not set, and that its transforms can use.
 
-    A key that is of no use to a pipeline is an error in its table. As a default it may be meant for others.
+    A property without effect is an error in a pipeline's table. As a default it may be meant for other pipelines.
 
     Args:
-        shared: the values before the first table, without keys of the worker.
+        shared: the values before the first table, without properties of the worker.
         given: the values in the table.
     """
     merged = {**shared, **given}
@@ -49,25 +49,25 @@ def defaults_of(shared: Mapping[str, object], given: Mapping[str, object]) -> di
     transforms = found if isinstance(found, list) else []
     store_class = merged.get(STORE_CLASS)
     splits_all = merged.get(_STRATEGY) == "chunk"
-    of_no_use: set[str] = set()
+    without_effect: set[str] = set()
     if "inflate" not in transforms and ("offload" not in transforms or splits_all):
-        of_no_use |= _STORE
+        without_effect |= _STORE
     if "inflate" not in transforms:
-        of_no_use |= {_ROOT}
+        without_effect |= {_ROOT}
     if "inflate" not in transforms or merged.get(_ROOT) != "topic":
-        of_no_use |= {_ROOT_TOPICS}
+        without_effect |= {_ROOT_TOPICS}
     if ("chunk" in transforms and "offload" not in transforms) or ("offload" in transforms and splits_all):
-        of_no_use |= {_THRESHOLD}
+        without_effect |= {_THRESHOLD}
     if "chunk" in transforms or not {"offload", "inflate"} & {str(name) for name in transforms}:
-        of_no_use |= {_STRATEGY}
-    defaults = {name: value for name, value in shared.items() if name not in given and name not in of_no_use}
-    if STORE_CLASS in of_no_use and STORE_CLASS not in given:
+        without_effect |= {_STRATEGY}
+    defaults = {name: value for name, value in shared.items() if name not in given and name not in without_effect}
+    if STORE_CLASS in without_effect and STORE_CLASS not in given:
         store_class = None
     return {name: value for name, value in defaults.items() if _is_for(name, store_class, shared)}
 
 
 def _is_for(name: str, store_class: object, shared: Mapping[str, object]) -> bool:
-    """Whether a key is for a pipeline with this store: its own, or none of a store."""
+    """Whether a property applies to a pipeline with this store: it is the store's, or of no store."""
     store = name.partition(".")[0]
     if name in _OURS:
         return True

@@ -19,15 +19,15 @@ from stores.registry import STORE_CLASS, STORE_NAMES, named_keys, store_keys
 from stores.store import COMMON_KEYS
 from transforms.errors import ConfigurationError
 
-_TYPO = 0.9  # similarity from which a key for a user's store counts as one of ours, misspelt
+_TYPO = 0.9  # similarity from which a property of a custom store counts as one of ours, misspelt
 _HEADER = HEADER_KEY.name.rpartition(".")[0]
 
-# Keys of Connect that have another name here; none is handed to a store.
+# Properties of Connect that have another name here; none is passed to a store.
 _OF_CONNECT: Mapping[str, str] = {
     "errors.deadletterqueue.topic.replication.factor": "topic.creation.default.replication.factor",
     "transaction.boundary": "transaction.boundary.type",
 }
-# So do keys of Kafka's Java clients: files are PEM, and logins need no Java class.
+# The same for properties of Kafka's Java clients: files are PEM, and logins need no Java class.
 _ELSEWHERE: Mapping[str, str] = {
     **_OF_CONNECT,
     "consumer.group.id": "group.id",
@@ -37,7 +37,7 @@ _ELSEWHERE: Mapping[str, str] = {
     "ssl.truststore.location": "ssl.ca.location, a PEM file",
 }
 
-# Keys of Kafka's consumer for something that the worker does not have, and why.
+# Properties of Kafka's consumer that the worker does not support, and why.
 _REFUSED: Mapping[str, str] = {
     "consumer.group.protocol": (
         "unknown property: the worker joins groups with the protocol classic, the only one that its client aiokafka "
@@ -52,7 +52,7 @@ def flatten(
 ) -> dict[str, object]:
     """The values by dotted name, of nested tables and of quoted names with dots alike, in the order of the file.
 
-    A name that is given twice, and a placeholder that cannot be filled in from `environ` or a file, are noted.
+    Names that are set twice, and placeholders that cannot be replaced from `environ` or a file, are noted.
     """
     flat: dict[str, object] = {}
     for name, value in table.items():
@@ -62,20 +62,20 @@ def flatten(
             with findings.noted():
                 if key in flat:
                     raise ConfigurationError(key, "is set twice: with and without quotes")
-                flat[key] = item  # before it is filled in: a name that fails has its place in the file all the same
+                flat[key] = item  # before it is replaced: a name that fails still has its place in the file
                 flat[key] = item if nested else fill_in(key, item, environ)
     return flat
 
 
 def check_top_names(values: Mapping[str, object], findings: Findings) -> Sequence[Key]:
-    """Checks the keys above all pipelines, which are keys of the worker and defaults of pipelines. Notes all others.
+    """Checks the properties before the first table: those of the worker, and defaults of pipelines. Notes all others.
 
     Returns:
-        the keys of pipelines that stand there.
+        the properties of pipelines among them.
 
     Args:
-        values: by name of the key.
-        findings: of the keys above.
+        values: by name.
+        findings: of these properties.
     """
     worker = [key.name for key in WORKER_KEYS]
     names = [name for name in values if name not in worker]
@@ -93,7 +93,7 @@ def check_top_names(values: Mapping[str, object], findings: Findings) -> Sequenc
         elif name in defaults or is_header_key(name):
             continue
         elif difflib.get_close_matches(first, ["pipeline"], cutoff=0.8):
-            if first not in no_tables:  # one word for the whole table
+            if first not in no_tables:  # one error for the whole table
                 findings.add(ConfigurationError(name, "unknown property; a pipeline is a table [pipeline.NAME]"))
             no_tables.add(first)
             findings.wrong.add("pipeline")
@@ -118,13 +118,13 @@ def _client_keys(name: str) -> Sequence[str]:
 def check_pipeline_names(
     pipeline: str, handed: Iterable[str], store_class: object, own: Iterable[str], findings: Findings
 ) -> None:
-    """Checks the keys in a pipeline's table that are not its own; they must be keys of its store. Notes all others.
+    """Checks the properties in a pipeline's table that are not the pipeline's: they must be of its store. Notes others.
 
     Args:
         pipeline: its name.
-        handed: the keys for the store.
+        handed: the properties for the store.
         store_class: the value of `large.message.payload.store.class`.
-        own: the pipeline's own keys.
+        own: the pipeline's own properties.
         findings: of the pipeline.
     """
     keys = None
@@ -174,14 +174,14 @@ def _check_store_name(
 
 
 def _is_listed(name: str, store_class: object) -> bool:
-    """Whether a custom class lists this key; False if there is no such class, which is reported elsewhere."""
+    """Whether a custom class lists this property; False if there is no such class, which is reported elsewhere."""
     with suppress(ConfigurationError):
         return isinstance(store_class, str) and name in named_keys(store_class)
     return False
 
 
 def _note_unknown(name: str, known: Iterable[str], findings: Findings) -> None:
-    """Notes an unknown key. The key that is probably meant is not missing then: it is misspelt."""
+    """Notes an unknown property. The one that is probably meant is then misspelt, and not missing."""
     names = list(known)
     _note(_unknown(name, names), names, findings)
 

@@ -14,7 +14,7 @@ from transforms.masking import HIDDEN
 
 
 def pipeline_values(pipeline: PipelineSettings) -> dict[str, object]:
-    """The values of a pipeline's keys, by name, with those of its store. Secrets are `Secret`, as in the settings."""
+    """The values of a pipeline's properties by name, with its store's. Secrets are `Secret`, as in the settings."""
     values = values_of(pipeline)
     store = {name: values.pop(name) for name in pipeline.store}
     if not store:
@@ -26,7 +26,7 @@ def pipeline_values(pipeline: PipelineSettings) -> dict[str, object]:
 
 
 def shown_value(value: object) -> object:
-    """A value for an output: `***` if it is a secret, or came from `${…}`."""
+    """A value for an output: `***` if it is a secret, or comes from `${…}`."""
     items = value if isinstance(value, list | tuple) else (value,)
     return HIDDEN if any(isinstance(item, Secret) for item in items) else value
 

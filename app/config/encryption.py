@@ -1,4 +1,4 @@
-"""Whether what a pipeline says of encryption can hold: the keys `large.message.encryption.…`."""
+"""The encryption of a pipeline: checks of the properties `large.message.encryption.…`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _STRATEGY = "large.message.strategy"
 
 
 def encryption_settings(values: Mapping[str, Any]) -> EncryptionSettings | None:
-    """The settings of a pipeline; None if it has no key of encryption.
+    """The settings of a pipeline; None if it has no encryption key.
 
     Raises:
-        ConfigurationError: the keys contradict each other, the transforms, or the format of references.
+        ConfigurationError: the properties contradict each other, the transforms, or the format of references.
     """
     settings = EncryptionSettings.of(values)
     if settings is None or not settings.writes:
@@ -29,9 +29,9 @@ def encryption_settings(values: Mapping[str, Any]) -> EncryptionSettings | None:
             "cannot decrypt; leave it out, or set reference.format = 'wideload'",
         )
     offloads = "offload" in values["transforms"] and values[_STRATEGY] != "chunk"
-    stores_letters = values[STORE_CLASS] is not None and values["errors.tolerance"] == "all"
-    # Without effect it may stand beside inflate, so that the pipelines of a file can have the same keys.
-    if not offloads and not stores_letters and "inflate" not in values["transforms"]:
+    stores_dead_letters = values[STORE_CLASS] is not None and values["errors.tolerance"] == "all"
+    # With inflate alone it has no effect, but is allowed, so that all pipelines of a file can have the same keys.
+    if not offloads and not stores_dead_letters and "inflate" not in values["transforms"]:
         raise ConfigurationError(
             TYPE_NAME,
             f"{found}, but this pipeline stores no payloads: chunks and other values stay in Kafka unencrypted; leave "

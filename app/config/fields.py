@@ -1,8 +1,8 @@
-"""Fields of settings that carry their key: one definition gives the field, the parser, the docs and `wideload check`.
+"""Fields of settings with their property: one definition for the field, the parser, the docs and `wideload check`.
 
-    web_port: int = keyed("web.port", "int", "The port of the pages.", default=6066)
+    web_port: int = keyed("web.port", "int", "The port of the web server.", default=6066)
 
-A field that holds other settings stands for their keys. A field that holds a mapping has the names of keys in it.
+A field with other settings stands for their properties. A field with a mapping has the names of properties in it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _KEYS = "keys"
 
 
 def keyed(name: str, kind: Kind, doc: str, **more: Any) -> Any:
-    """A field for the value of a key; the arguments are those of `Key`. A default of the key is one of the field."""
+    """A field for the value of a property; the arguments are those of `Key`. Its default is that of the field."""
     key = Key(name, kind, doc, **more)
     if key.default is None or key.default is REQUIRED:
         return field(metadata={_KEYS: (key,)})
@@ -26,12 +26,12 @@ def keyed(name: str, kind: Kind, doc: str, **more: Any) -> Any:
 
 
 def mapped(keys: Sequence[Key]) -> Any:
-    """A field for a mapping with the values of these keys, by name."""
+    """A field for a mapping with the values of these properties, by name."""
     return field(default_factory=lambda: read(keys, {}), metadata={_KEYS: tuple(keys)})
 
 
 def keys_of(cls: type) -> Sequence[Key]:
-    """The keys of all fields of a class of settings, in order."""
+    """The properties of all fields of a class of settings, in order."""
     types = get_type_hints(cls)
     found: list[Key] = []
     for each in _fields(cls):
@@ -40,12 +40,12 @@ def keys_of(cls: type) -> Sequence[Key]:
 
 
 def settings_of(cls: Callable[..., _T], values: Mapping[str, Any], **computed: object) -> _T:
-    """Settings from the checked values of keys.
+    """Settings from the checked values of properties.
 
     Args:
         cls: the class of the settings.
-        values: by name of the key.
-        computed: the fields that are not the value of one key, but for those that have a default.
+        values: by name of the property.
+        computed: the fields that are not the value of one property, except those that have a default.
     """
     taken = {
         each.name: values[_keys(each)[0].name] for each in _fields(cls) if _keys(each) and each.name not in computed
@@ -55,7 +55,7 @@ def settings_of(cls: Callable[..., _T], values: Mapping[str, Any], **computed: o
 
 
 def values_of(settings: object) -> dict[str, object]:
-    """The values that the settings were made of, by name of the key, in the order of the fields."""
+    """The values from which the settings were made, by name of the property, in the order of the fields."""
     values: dict[str, object] = {}
     for each in _fields(settings):
         value = getattr(settings, each.name)

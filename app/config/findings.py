@@ -1,4 +1,4 @@
-"""What is wrong with one table of a configuration file: all of it is found, not only the first."""
+"""The errors of one table of a configuration file: all of them are found, not only the first."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from transforms.errors import ConfigurationError, WideloadError
 
 
 class WrongValueError(WideloadError):
-    """A check needs the value of a key that is itself wrong, so it cannot be made. `Findings.noted` passes over it."""
+    """A check needs a value that is itself wrong, so it cannot be made. `Findings.noted` ignores it."""
 
 
 class Checked(dict[str, Any]):
-    """The values of keys, by name. One that is wrong is not given to a check, which would blame another key for it."""
+    """The values of properties, by name. A wrong value is not passed to a check, which would blame another property."""
 
     def __init__(self, values: Mapping[str, Any], wrong: set[str]) -> None:
         super().__init__(values)
@@ -29,11 +29,11 @@ class Checked(dict[str, Any]):
 
 
 class Findings:
-    """The errors of one table, or of the keys before the first one.
+    """The errors of one table, or of the properties before the first one.
 
     Attributes:
         errors: in the order in which they were found.
-        wrong: the names of keys that are blamed, or that are missing since they are misspelt.
+        wrong: the names of properties that are wrong, or that are missing because they are misspelt.
     """
 
     # State that changes: `errors` and `wrong`, which grow. One caller.
@@ -44,7 +44,7 @@ class Findings:
         self.wrong: set[str] = set()
 
     def add(self, error: ConfigurationError) -> None:
-        """Notes an error, once; its key is wrong from now on."""
+        """Notes an error once, and marks its property as wrong."""
         for each in error.each:
             self.wrong.add(each.key)
             found = each if self._pipeline is None else each.of(self._pipeline)
@@ -53,7 +53,7 @@ class Findings:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Notes the error that ends the block; a block that asks for a wrong value ends without a word."""
+        """Notes the error that ends the block; a block that needs a wrong value ends without an error."""
         try:
             yield
         except ConfigurationError as exc:
@@ -62,9 +62,9 @@ class Findings:
             pass
 
     def read(self, keys: Iterable[Key], config: Mapping[str, object]) -> Checked:
-        """The values of the keys, with defaults; notes each wrong one, and each that is missing.
+        """The values of the properties, with defaults; notes each wrong one, and each that is missing.
 
-        The text of a placeholder is converted to its key's type, and secrets are hidden.
+        The text of a placeholder is converted to its property's type, and secrets are hidden.
         """
         values = {}
         for key in keys:
@@ -75,13 +75,13 @@ class Findings:
         return Checked(values, self.wrong)
 
     def check(self, place: Callable[[ConfigurationError], float] = lambda _: 0) -> None:
-        """Ends what is going on if anything is wrong.
+        """Raises an error if anything is wrong.
 
         Args:
             place: of an error in the order of the file; errors of one place stay as they were found.
 
         Raises:
-            ConfigurationError: it tells of all errors.
+            ConfigurationError: with all errors.
         """
         if self.errors:
             raise ConfigurationError.together(sorted(self.errors, key=place))

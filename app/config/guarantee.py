@@ -74,7 +74,7 @@ class Guarantee:
 
 
 def guarantee_of(values: Mapping[str, Any]) -> Guarantee:
-    """The guarantee from the values of a pipeline's keys.
+    """The guarantee from the values of a pipeline's properties.
 
     Raises:
         ConfigurationError: some values contradict each other.

@@ -1,6 +1,6 @@
 """Checks between a pipeline that writes a topic and one that reads it: the reader must understand what is written.
 
-Only what the file itself shows is checked: what a pipeline writes by itself, where the next one reads it at once.
+Only pipelines of the same file are checked, if one reads the topic that another writes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from transforms.signing import KEY_NAME, REQUIRED_NAME
 
 _MAX_BYTES = "large.message.max.bytes"
 _MESSAGE_BYTES = "chunk.max.message.bytes"
-# What says a server, beside the root of the paths, by store.
+# The properties that select a server, in addition to the root of the paths, by store.
 _SERVERS: Mapping[object, Sequence[str]] = {
     "s3": ("s3.endpoint",),
     "gcs": ("gcs.endpoint",),
@@ -24,9 +24,9 @@ _SERVERS: Mapping[object, Sequence[str]] = {
 
 
 def form_errors(pipelines: Sequence[PipelineSettings]) -> Iterator[ConfigurationError]:
-    """Checks that chunks are assembled, and that references are known, believed, and not too large.
+    """Checks that chunks are assembled, and that references are recognized, accepted, and not too large.
 
-    Yields an error wherever a reader would take pieces or references for values, or would refuse all of them.
+    Yields an error wherever a reader would treat chunks or references as values, or would refuse all of them.
     """
     for writer, reader in _neighbours(pipelines):
         if writer.chunks.splits:
@@ -65,9 +65,9 @@ def root_errors(pipelines: Sequence[PipelineSettings], roots: Mapping[str, str])
 
 
 def store_doubts(pipelines: Sequence[PipelineSettings]) -> Iterator[ConfigurationError]:
-    """Readers that perhaps look elsewhere than writers put payloads: a warning, since only their owner can know.
+    """Readers whose store may differ from the writer's: a warning, since only their owner can know.
 
-    Two endpoints may be two names of one server, and a class of a user's own may read what another one has written.
+    Two endpoints may be names of one server, and a custom class may read what another store has written.
     """
     for writer, reader in _neighbours(pipelines):
         if not (writer.offloads and "inflate" in reader.transforms and writer.store and reader.store):
@@ -89,13 +89,13 @@ def store_doubts(pipelines: Sequence[PipelineSettings]) -> Iterator[Configuratio
 
 
 def _other_server(writer: PipelineSettings, reader: PipelineSettings) -> str | None:
-    """The key by which two stores of one class are perhaps on two servers; None if they are on one."""
+    """The property by which two stores of one class may be on two servers; None if they are on one."""
     keys = _SERVERS.get(reader.store[STORE_CLASS], ())
     return next((key for key in keys if writer.store.get(key) != reader.store.get(key)), None)
 
 
 def _place_key(writer: PipelineSettings, reader: PipelineSettings) -> str:
-    """The key of the store that says another place for each of the two: the bucket, for instance."""
+    """The property of the store that differs between the two, for instance the bucket."""
     name = str(reader.store[STORE_CLASS])
     if name == writer.store[STORE_CLASS]:
         for key in store_keys(name) or ():
@@ -126,7 +126,7 @@ def _check_chunks(writer: PipelineSettings, reader: PipelineSettings) -> Iterato
 def _refuses_references(writer: PipelineSettings, reader: PipelineSettings) -> bool:
     """Whether a reader without `inflate` fails each reference that the writer makes."""
     if writer.reference_format != "wideload" or ("wrap" in writer.transforms and "unwrap" not in reader.transforms):
-        return False  # there is no header that claims anything
+        return False  # without the headers of a reference
     if reader.offloads:
         return reader.on_reference == "fail" and reader.reference_format == "wideload"
     return reader.chunks.splits and reader.on_reference != "pass"

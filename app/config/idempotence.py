@@ -14,7 +14,7 @@ def _few(text: str) -> bool:
     return not text.isdecimal() or int(text) <= _MOST_IN_FLIGHT
 
 
-# The properties without which neither aiokafka nor librdkafka is idempotent, with librdkafka's other names of them.
+# The properties that aiokafka and librdkafka need to be idempotent, with librdkafka's other names.
 _NEEDS: Mapping[str, Callable[[str], bool]] = {
     "acks": {"all", "-1"}.__contains__,
     "request.required.acks": {"all", "-1"}.__contains__,
@@ -29,7 +29,8 @@ _NEEDS: Mapping[str, Callable[[str], bool]] = {
 def idempotent(config: Mapping[str, object]) -> dict[str, object]:
     """The configuration of a producer, with `enable.idempotence` as its default.
 
-    Without it where another property forbids it: that is the application's choice, and its client would refuse both.
+    It is not set where another property contradicts it: that is the application's choice, and its client would refuse
+    both.
     """
     topic: Any = config.get(_TOPIC)
     for given in (config, topic if isinstance(topic, Mapping) else {}):

@@ -1,4 +1,4 @@
-"""The properties of Kafka's Java client: ours made of them, and they made of ours.
+"""Conversion between the properties of Kafka's Java client and ours.
 
 Spark's Kafka source is a Java client. A `client.properties` of Kafka's own tools is for one, too.
 """
@@ -24,7 +24,7 @@ _CHECK = "ssl.endpoint.identification.algorithm"
 _CREDENTIALS = "sasl.oauthbearer.client.credentials.client."
 _ENDPOINT = "sasl.oauthbearer.token.endpoint.url"
 
-# What a login of Java names, and our property for it.
+# The parameters of a Java login, and our property for each.
 _OF_LOGIN = {
     "username": "sasl.username",
     "password": "sasl.password",
@@ -33,7 +33,7 @@ _OF_LOGIN = {
     "scope": "sasl.oauthbearer.scope",
 }
 _PEM_FILES = {"ssl.truststore": ("ssl.ca.location",), "ssl.keystore": ("ssl.certificate.location", "ssl.key.location")}
-# Where Java finds certificates, and our property for the same.
+# Where Java finds certificates, and our properties for them.
 _OF_STORES = {
     "ssl.truststore.": "ssl.ca.location",
     "ssl.keystore.": "ssl.certificate.location and ssl.key.location",
@@ -41,17 +41,17 @@ _OF_STORES = {
 
 
 class JavaOnlyError(ConfigurationError):
-    """A property that only Kafka's Java client can use."""
+    """A property that only Kafka's Java client supports."""
 
 
 def from_java(given: Mapping[str, str]) -> dict[str, str]:
-    """The properties of our clients for those of Kafka's Java client; what both have stays as it is.
+    """The properties of our clients for those of Kafka's Java client; those that both have are unchanged.
 
     The login in `sasl.jaas.config` becomes user and password, or id and secret. Stores of PEM files become their paths
-    (KIP-651). An algorithm of no text, with which Java compares no host names, becomes `none`.
+    (KIP-651). An empty algorithm, with which Java does not verify host names, becomes `none`.
 
     Raises:
-        JavaOnlyError: one of them only Java can use.
+        JavaOnlyError: one of them is supported by Java only.
     """
     given = dict(given)
     if given.get(_CHECK) == "":
@@ -110,7 +110,7 @@ def _login(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _token_login(given: Mapping[str, str]) -> dict[str, str]:
-    """As Kafka's clients before 4.1 take it, and later ones too: id and secret in the login (KIP-768)."""
+    """Id and secret in the login (KIP-768), which Kafka's clients before 4.1 and later ones accept."""
     names = {name: ours for name, ours in _OF_LOGIN.items() if ours.startswith("sasl.oauthbearer.")}
     parts = [f'{name}="{given[ours].translate(_ESCAPED)}"' for name, ours in names.items() if ours in given]
     return {

@@ -1,6 +1,6 @@
-"""The keys of the Kafka clients: security, consumer, producer. The settings hold their values by name.
+"""The properties of the Kafka clients: security, consumer, producer. The settings hold their values by name.
 
-All other keys stand beside the field that holds their value (`app/config/settings.py`).
+All other properties are defined with the field that holds their value (`app/config/settings.py`).
 """
 
 from __future__ import annotations

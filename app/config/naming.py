@@ -26,13 +26,13 @@ def check_name(
     Args:
         kind: the kind of the name.
         text: the name.
-        key: the key or option that the user must change.
+        key: the property or option that must be changed.
         enabled: `resource.identifier.limit.enable`.
-        derived: the parts of the name, if it is not the value of the key.
-        switch: what turns the limits off, as the user writes it.
+        derived: the parts of the name, if it is not the value of the property.
+        switch: the setting that disables the limits, as the user writes it.
 
     Raises:
-        ConfigurationError: it is; the message has kind, length, limit and key, but not the name.
+        ConfigurationError: it is; the message has kind, length, limit and property, but not the name.
     """
     try:
         check(kind, text, enabled=enabled)
@@ -64,7 +64,7 @@ def check_topic(key: str, topic: str) -> None:
     """Checks the name of a topic in a configuration.
 
     Raises:
-        ConfigurationError: it is over the limit, or the brokers would not take it.
+        ConfigurationError: it is over the limit, or the brokers would refuse it.
     """
     check_name("topic", topic, key)
     if not _TOPIC.fullmatch(topic):
@@ -72,15 +72,15 @@ def check_topic(key: str, topic: str) -> None:
 
 
 def name_errors(client: ClientSettings, pipeline: PipelineSettings) -> Iterator[ConfigurationError]:
-    """The names that the pipeline gives to Kafka, and that are over their limit; each error names the pipeline."""
-    told = set()
+    """The names that the pipeline uses in Kafka and that are over their limit; each error names the pipeline."""
+    reported = set()
     for kind, text, key, derived in _names(client, pipeline):
         try:
             check_name(kind, text, key, enabled=client.limit_names, derived=derived)
         except ConfigurationError as exc:
-            if key not in told:  # each topic has a transactional id
+            if key not in reported:  # each topic has a transactional id
                 yield exc.of(pipeline.name)
-            told.add(key)
+            reported.add(key)
 
 
 def _names(client: ClientSettings, pipeline: PipelineSettings) -> Iterator[tuple[Kind, str, str, str]]:
@@ -103,7 +103,7 @@ def _names(client: ClientSettings, pipeline: PipelineSettings) -> Iterator[tuple
 
 
 def check_config(config: Mapping[str, object], *, enabled: bool = True) -> None:
-    """Checks the names in a client's configuration with Kafka's keys.
+    """Checks the names in a client's configuration with Kafka's properties.
 
     Raises:
         ConfigurationError: one is over its limit.

@@ -24,7 +24,7 @@ from transforms.identifiers import LIMIT_KEY
 _ENDPOINT = "sasl.oauthbearer.token.endpoint.url"
 _URL = re.compile(r"https?://[^\s/?#@]+(?:[/?][^\s#]*)?", re.IGNORECASE)
 _CREDENTIALS = "sasl.oauthbearer.client.credentials."
-# What a mechanism cannot do without, if that is not user and password.
+# The properties that a mechanism requires, if they are not user and password.
 _NEEDED: Mapping[str, Sequence[str]] = {
     "GSSAPI": (),
     "AWS_MSK_IAM": (),
@@ -38,7 +38,7 @@ _WORKER_NAMES = frozenset(key.name for key in WORKER_KEYS)
 
 
 def load(path: str | os.PathLike[str]) -> Settings:
-    """The settings of a TOML file. Makes no request.
+    """The settings of a TOML file. Sends no request.
 
     Raises:
         ConfigurationError: the file cannot be read, is not TOML, or has settings that cannot work.
@@ -60,7 +60,7 @@ def parse(document: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
     """The settings of a document that `tomllib` has read.
 
     Raises:
-        ConfigurationError: the settings cannot work. It tells of all that is wrong, in the order of the file.
+        ConfigurationError: the settings cannot work. It lists all errors, in the order of the file.
     """
     top = Findings()
     tables = _tables(document, top)
@@ -80,7 +80,7 @@ def parse(document: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
     usable = {name: value for name, value in shared.items() if name not in top.wrong}
     found = [Table(name, flatten(table, environ, findings), findings) for name, table, findings in tables]
     for table in found:
-        table.findings.wrong |= top.wrong - table.given.keys()  # it would have them, and nothing is missing
+        table.findings.wrong |= top.wrong - table.given.keys()  # the table would inherit them, so none is missing
     pipelines = [each.settings(usable, worker) for each in found]
     right = [pipeline for pipeline in pipelines if pipeline is not None]
     between = Findings()
@@ -107,7 +107,7 @@ def parse(document: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
 
 
 def _tables(document: Mapping[str, Any], top: Findings) -> Sequence[tuple[str, Mapping[str, Any], Findings]]:
-    """The tables of the pipelines by name, each with findings of its own."""
+    """The tables of the pipelines by name, each with separate findings."""
     tables = document.get("pipeline", {})
     if isinstance(tables, dict) and all(isinstance(table, dict) for table in tables.values()):
         return [(name, table, Findings(name)) for name, table in tables.items()]
@@ -116,7 +116,7 @@ def _tables(document: Mapping[str, Any], top: Findings) -> Sequence[tuple[str, M
 
 
 def _of_tables(tables: Sequence[Table], top: Mapping[str, object]) -> Iterator[ConfigurationError]:
-    """The errors of the tables. One of a default that several have is told once, at the default."""
+    """The errors of the tables. An error of a default that several tables share is reported once, at the default."""
     of_defaults: dict[tuple[str, str], list[ConfigurationError]] = {}
     for table in tables:
         for error in table.findings.errors:
@@ -142,7 +142,7 @@ def _place(order: Sequence[tuple[str | None, str]]) -> Callable[[ConfigurationEr
 
 
 def checked_client_settings(config: Mapping[str, object]) -> ClientSettings:
-    """The connection settings of the worker or a command; keys of `config` other than `CONNECTION_KEYS` are ignored.
+    """The connection settings of the worker or a command; properties other than `CONNECTION_KEYS` are ignored.
 
     Raises:
         ConfigurationError: some values are missing or wrong, or contradict each other.
@@ -209,7 +209,7 @@ def _check_endpoint(url: object) -> None:
 
 
 def _check_shutdown(graceful_timeout_ms: int, pipelines: Iterable[PipelineSettings]) -> None:
-    """Checks that a pipeline that loses partitions can drain before its time to join the group again is over.
+    """Checks that a pipeline that loses partitions can drain before its time to rejoin the group is over.
 
     Raises:
         ConfigurationError: some cannot.

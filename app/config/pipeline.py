@@ -49,7 +49,7 @@ class Table:
     Attributes:
         name: of the pipeline.
         given: the values in the file, by dotted name.
-        findings: what is wrong with it, as far as it is known.
+        findings: its errors.
     """
 
     name: str
@@ -57,11 +57,11 @@ class Table:
     findings: Findings
 
     def settings(self, shared: Mapping[str, object], worker: Checked) -> PipelineSettings | None:
-        """The settings of the pipeline; None if something is wrong, which is then in `findings`.
+        """The settings of the pipeline; None if something is wrong; `findings` then has the errors.
 
         Args:
             shared: the values before the first table, which are defaults of all pipelines.
-            worker: the values of the worker's keys.
+            worker: the values of the worker's properties.
         """
         findings = self.findings
         config = {**defaults_of(shared, self.given), **self.given}
@@ -70,7 +70,7 @@ class Table:
         with findings.noted():
             _check_name(self.name)
         handed = {key: value for key, value in config.items() if key not in _NAMES and not is_header_key(key)}
-        # Names first, or a misspelt key would be reported as a missing one.
+        # Names first, or a misspelt property would be reported as a missing one.
         check_pipeline_names(self.name, handed, config.get(STORE_CLASS), _NAMES, findings)
         values = findings.read((*_KEYS, *COMMON_KEYS), config)
         checked: list[PipelineSettings] = []
@@ -87,10 +87,10 @@ def _settings(
     worker: Checked,
     findings: Findings,
 ) -> PipelineSettings:
-    """The settings, if nothing is wrong; each check notes its own error, and the others go on.
+    """The settings, if nothing is wrong; each check notes its error, and the others are still made.
 
     Raises:
-        WrongValueError: something is.
+        WrongValueError: something is wrong.
     """
     _check_topics(values, findings)
     with findings.noted():
@@ -144,7 +144,7 @@ def _settings(
 
 
 def _reading_ahead(in_flight_bytes: int) -> Mapping[str, object]:
-    """The default of a fetch: what a client reads ahead takes memory too, so a small budget makes it small."""
+    """The default of a fetch: read-ahead uses memory too, so it is small if the budget is."""
     return {_FETCH: max(1, min(52_428_800, in_flight_bytes // 4))}
 
 
@@ -207,7 +207,7 @@ def _signing(common: Mapping[str, Any], name: FormatName) -> Signing | None:
 
 
 def _store_config(values: Checked, handed: Mapping[str, object], findings: Findings) -> Mapping[str, object]:
-    """The configuration of the store. A user's class may have secrets among its keys, so all its strings are hidden."""
+    """The configuration of the store. A custom class may have secret properties, so all its strings are hidden."""
     store_class, transforms = values[STORE_CLASS], values["transforms"]
     offloads = "offload" in transforms and values["large.message.strategy"] != "chunk"
     needed = "inflate" in transforms or offloads
@@ -229,12 +229,12 @@ def _store_config(values: Checked, handed: Mapping[str, object], findings: Findi
 
 
 def _hidden(name: str, value: object) -> object:
-    """The value of a key that only a class of the user's own knows."""
+    """The value of a property that only a custom class knows."""
     return known(value) if _SECRET_NAME.search(name) else hidden(value)
 
 
 def _check_delivery(values: Mapping[str, Any]) -> None:
-    # As in Kafka's producer, this is checked only if the time is given; else it is made long enough.
+    # As in Kafka's producer, this is checked only if the timeout is set; otherwise it is made long enough.
     least = values["producer.linger.ms"] + values["producer.request.timeout.ms"]
     if values[_DELIVERY] < least:
         raise ConfigurationError(

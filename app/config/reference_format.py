@@ -9,13 +9,13 @@ from stores.registry import STORE_CLASS
 from transforms.errors import ConfigurationError
 from transforms.formats import FormatName
 
-# bakdata's reader takes bucket and key from java.net.URI. If the bucket is no host name, it gets null. Characters that
-# a URI's path may not have, or that have a meaning there, are refused or misread.
+# bakdata's reader takes bucket and key from java.net.URI. If the bucket is not a valid host name, it gets null.
+# Characters that a URI's path may not contain, or that have a meaning there, are refused or misread.
 _LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
 _BUCKET = re.compile(rf"{_LABEL}|(?:{_LABEL}\.)+(?![0-9]){_LABEL}")
 _PREFIX = re.compile(r"[a-zA-Z0-9._~!$&'()*+,;=:@/-]*")
 
-# The keys for bucket and prefix, by store.
+# The properties for bucket and prefix, by store.
 _PLACES: Mapping[object, tuple[str, str]] = {
     "s3": ("s3.bucket", "s3.prefix"),
     "gcs": ("gcs.bucket", "gcs.prefix"),
@@ -27,7 +27,7 @@ def check_store_paths(name: FormatName, transforms: Sequence[str], store: Mappin
     """Refuses a store whose paths the readers of this format cannot follow.
 
     Raises:
-        ConfigurationError: with the wrong key of the store.
+        ConfigurationError: with the wrong property of the store.
     """
     if name == "wideload" or "offload" not in transforms:
         return
@@ -36,7 +36,7 @@ def check_store_paths(name: FormatName, transforms: Sequence[str], store: Mappin
         raise ConfigurationError(STORE_CLASS, f"found {store[STORE_CLASS]!r}; {why} 's3', 'gcs' or 'azure'")
     keys = _PLACES.get(store[STORE_CLASS])
     if keys is None:
-        return  # the paths of a user's own class are not known here
+        return  # the paths of a custom class are not known here
     bucket, prefix = (str(store.get(key, "")) for key in keys)
     if not _BUCKET.fullmatch(bucket):
         raise ConfigurationError(

@@ -38,7 +38,7 @@ class ReferenceScopeSettings:
 
     @property
     def by_topic(self) -> bool:
-        """Whether a reference may lead only to payloads of its own topic, and of `topics`."""
+        """Whether a reference may lead only to payloads of its topic, and of `topics`."""
         return self.root == "topic"
 
 
@@ -46,7 +46,7 @@ def reference_scope_settings(values: Mapping[str, Any], transforms: Sequence[str
     """The settings of a pipeline.
 
     Raises:
-        ConfigurationError: the keys contradict each other, or the transforms.
+        ConfigurationError: the properties contradict each other, or the transforms.
     """
     by_topic = values[_ROOT] == "topic"
     if by_topic and "inflate" not in transforms:
@@ -62,7 +62,7 @@ class ReferenceScope:
 
     Attributes:
         root: of the store.
-        topics: the allowed topics beside the record's own.
+        topics: the allowed topics in addition to the record's topic.
     """
 
     root: Root
@@ -81,7 +81,7 @@ class ReferenceScope:
             raise ReferenceRefusedError(path, root, "large.message.root is topic, and it is not below")
 
     def check_letter(self, path: str) -> None:
-        """Checks that a path leads to the payload of a dead letter.
+        """Checks that a path leads to the payload of a dead-letter record.
 
         Raises:
             ReferenceRefusedError: it leads to the payload of another topic; no request was made.
@@ -95,7 +95,7 @@ def reference_scope(settings: ReferenceScopeSettings, store: PayloadStore) -> Re
     """The check of a pipeline's references; None if they may lead to any payload of the store.
 
     Raises:
-        ConfigurationError: the store does not tell the topic of a payload.
+        ConfigurationError: the store does not report the topic of a payload.
     """
     if not settings.by_topic:
         return None

@@ -1,4 +1,4 @@
-"""Secret values: filled in from outside the file, and printed as `***`."""
+"""Secret values: read from outside the file, and printed as `***`."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class Secret(str):
 
 
 class _OfFiles(Secret):
-    """A secret with the text of files; `template` names them."""
+    """A secret from files, which `template` names."""
 
     template: str
 
 
 @contextmanager
 def foreign() -> Iterator[None]:
-    """In the block, what is parsed comes from somebody who may not be trusted.
+    """Marks what is parsed in the block as untrusted.
 
-    No placeholder is filled in: it could read any file of the worker. No value is hidden from now on: any word could be
-    made to vanish from the logs.
+    No placeholder is replaced, since it could read any file of the worker. No value is added to those that are hidden,
+    since any word could be removed from the logs in this way.
     """
     token = _FOREIGN.set(True)
     try:
@@ -87,7 +87,7 @@ def fill_in(key: str, value: object, environ: Mapping[str, str] = os.environ) ->
 
 
 def renewed(values: Mapping[str, _T]) -> Mapping[str, _T]:
-    """The values with what their files have now: an agent may have replaced a `${file:/path}`, as Kubernetes does.
+    """The values with the current contents of their files: an agent may have replaced one, as Kubernetes does.
 
     Raises:
         ConfigurationError: a file cannot be read.
@@ -126,7 +126,7 @@ def hidden(value: object) -> object:
 
 
 def known(value: object) -> object:
-    """As `hidden`; `without_secrets` hides each string from now on, in this process."""
+    """As `hidden`; `without_secrets` also hides each string from now on, in this process."""
     if isinstance(value, str):
         if not _FOREIGN.get():
             _KNOWN.add(value)
@@ -137,5 +137,5 @@ def known(value: object) -> object:
 
 
 def without_secrets(text: str) -> str:
-    """A text of foreign code, for an output: no value of a secret key stands in it, and nothing that looks like one."""
+    """A text of foreign code, for an output, without values of secret properties, and without what looks like one."""
     return masked(text, _KNOWN)

@@ -1,4 +1,4 @@
-"""The settings of a configuration file, checked and frozen. Each field carries its key."""
+"""The settings of a configuration file, checked and frozen. Each field has its property."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from transforms.signing import Signing
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """How every client of the worker reaches the cluster.
+    """The connection of every client of the worker to the cluster.
 
     Attributes:
         security: the values of `SECURITY_KEYS`, by name.
-        shared: what clients share that were made of these values; None if each is made of them again.
+        shared: objects that clients with these values share; None if each client creates its own.
     """
 
     bootstrap_servers: str = keyed(
@@ -68,9 +68,9 @@ class PipelineSettings:
     """One `[pipeline.NAME]` of the file.
 
     Attributes:
-        group_id: the consumer group; its default is made of the pipeline's name.
+        group_id: the consumer group; its default is derived from the pipeline's name.
         store: the configuration of the store, with its class; empty if the pipeline needs no store.
-        dead_letter_topic: None if `errors.tolerance` is `none`.
+        dead_letter_topic: the dead letter queue; None if `errors.tolerance` is `none`.
         max_bytes: `large.message.max.bytes`.
         store_timeout_ms: `large.message.store.timeout.ms`.
         signing: how references are signed; None if they are not.
@@ -211,17 +211,17 @@ class PipelineSettings:
 
     @property
     def codec(self) -> Codec | None:
-        """How payloads are compressed; None if they are not."""
+        """The compression codec of payloads; None for none."""
         return None if self.compression == "none" else self.compression
 
     @property
     def offloads(self) -> bool:
-        """Whether large values go to the store."""
+        """Whether large values are stored as payloads."""
         return "offload" in self.transforms and self.chunks.strategy != "chunk"
 
     @property
     def payload_topic(self) -> str:
-        """A topic whose payloads it writes, or reads."""
+        """A topic whose payloads it writes or reads."""
         return self.output_topic if self.offloads else self.topics[0]
 
 
@@ -315,10 +315,10 @@ class Settings:
     )
     pipelines: tuple[PipelineSettings, ...]
     order: tuple[tuple[str | None, str], ...] = field(default=(), compare=False, repr=False)
-    """The keys as they stand in the file, each with its pipeline; an empty name stands behind those of a table."""
+    """The properties in the order of the file, each with its pipeline; an empty name follows those of a table."""
 
     def place(self, error: ConfigurationError) -> int:
-        """The place of an error in the file: by table, and in a table by key; keys that are not there come last."""
+        """The place of an error in the file: by table, and in a table by property; others come last."""
         for name in ((error.pipeline, error.key), (error.pipeline, "")):
             if name in self.order:
                 return self.order.index(name)

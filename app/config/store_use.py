@@ -1,8 +1,8 @@
 """The stores of a configuration, for programs that read or remove payloads without a pipeline: audit, sweep, backfill.
 
-For each store it has the topics whose payloads are in it, and the topics to which pipelines may carry references to
-them. A sweep that overlooks such a topic deletes payloads that are still in use. The keys that sign references, and
-those that encrypt payloads, are found by topic: those of one topic are of no use in another.
+For each store it has the topics whose payloads are in it, and their referencing topics: other topics to which pipelines
+may forward references to these payloads. A sweep that misses such a topic deletes payloads that are still in use. The
+keys that sign references and encrypt payloads are found by topic, since each topic may have different ones.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class StoreUse:
 
     Attributes:
         pipelines: those that use it.
-        carriers: by topic with payloads in the store, the other topics into which pipelines may carry its references.
+        referencing: the referencing topics of each topic with payloads in the store.
     """
 
     pipelines: tuple[PipelineSettings, ...]
-    carriers: Mapping[str, tuple[str, ...]]
+    referencing: Mapping[str, tuple[str, ...]]
 
     @property
     def store(self) -> dict[str, object]:
@@ -53,7 +53,7 @@ class StoreUse:
     def in_flight(self) -> timedelta:
         """The longest time between the call that stores a payload and its record, as the configuration limits it.
 
-        That is the call, the time behind a record before it in its partition, and the delivery.
+        That is the call, the time behind a preceding record of its partition, and the delivery.
         """
         return max(
             timedelta(
@@ -66,7 +66,9 @@ class StoreUse:
     @property
     def topics(self) -> list[str]:
         """Every topic whose records may refer to payloads of the store, once."""
-        return list(dict.fromkeys([*self.carriers, *(name for names in self.carriers.values() for name in names)]))
+        return list(
+            dict.fromkeys([*self.referencing, *(name for names in self.referencing.values() for name in names)])
+        )
 
     @property
     def formats(self) -> dict[str, FormatName]:
@@ -83,8 +85,8 @@ class StoreUse:
         A topic that no pipeline has may be a copy of any other one: it has the keys that all topics have.
 
         Raises:
-            ConfigurationError: the pipelines of the topic share no key; or no pipeline has it, and the topics of the
-                others differ.
+            ConfigurationError: the pipelines of the topic do not share a key; or no pipeline has the topic, and those
+                of the others differ.
         """
         return self._of(topic, self._signing, f"{KEY_NAME}=…", "keys")
 
@@ -120,8 +122,8 @@ class StoreUse:
             readers = [each for each in own if topic in _inflated(each)] or own
             required = any(map(_requires, readers))
         else:
-            # Dead letters and copies of several topics may be signed with the key of each; only such programs read
-            # them.
+            # Dead-letter records and copies of several topics may be signed with the key of each; only such programs
+            # read them.
             own = [each for each, name in self._reached() if name == topic]
             required = all(map(_requires, own))
         keyed = _keyed(own)
@@ -142,8 +144,8 @@ class StoreUse:
         return [
             (pipeline, name)
             for pipeline in self.pipelines
-            for topic in _folders(pipeline)
-            for name in (topic, *self.carriers[topic])
+            for topic in _stored_topics(pipeline)
+            for name in (topic, *self.referencing[topic])
         ]
 
 
@@ -157,7 +159,7 @@ def store_uses(settings: Settings) -> list[StoreUse]:
     for pipeline in settings.pipelines:
         if pipeline.store:
             with closing(open_store(pipeline.store)) as store:
-                # Without a known root, each configuration counts as a store of its own.
+                # Without a known root, each configuration counts as a separate store.
                 config = tuple(sorted((key, str(value)) for key, value in pipeline.store.items()))
                 groups.setdefault(store.root.uri if isinstance(store, Store) else config, []).append(pipeline)
     return [
@@ -165,7 +167,7 @@ def store_uses(settings: Settings) -> list[StoreUse]:
             tuple(group),
             {
                 topic: tuple(reachable_topics(topic, settings.pipelines))
-                for topic in dict.fromkeys(topic for pipeline in group for topic in _folders(pipeline))
+                for topic in dict.fromkeys(topic for pipeline in group for topic in _stored_topics(pipeline))
             },
         )
         for group in groups.values()
@@ -176,7 +178,7 @@ def use_of(settings: Settings, pipeline: str | None, topics: Iterable[str]) -> S
     """The store of a pipeline. Without a pipeline: the store of the topics, or the only store.
 
     Raises:
-        ConfigurationError: there is no store, or the user must choose one.
+        ConfigurationError: there is no store, or several.
     """
     uses = store_uses(settings)
     known = [each.name for use in uses for each in use.pipelines]
@@ -190,7 +192,7 @@ def use_of(settings: Settings, pipeline: str | None, topics: Iterable[str]) -> S
         return found[0]
     found, topics = uses, [*topics]
     if len(uses) > 1 and topics:
-        found = [use for use in uses if not use.carriers.keys().isdisjoint(topics)]
+        found = [use for use in uses if not use.referencing.keys().isdisjoint(topics)]
     if len(found) != 1:
         raise ConfigurationError(
             "--pipeline", f"is missing, but there are several stores; name one of: {', '.join(known)}"
@@ -199,9 +201,9 @@ def use_of(settings: Settings, pipeline: str | None, topics: Iterable[str]) -> S
 
 
 def reachable_topics(topic: str, pipelines: Sequence[PipelineSettings]) -> list[str]:
-    """The topics to which the pipelines may carry references of `topic`, directly or not, in the file's order.
+    """The topics to which the pipelines may forward references of `topic`, also indirectly, in the file's order.
 
-    More than `app.cluster.expiry.referencing_topics`: `inflate` passes on references to keys, and references in other
+    More than `app.cluster.expiry.referencing_topics`: `inflate` forwards references to keys, and references in other
     formats.
     """
     found: list[str] = []
@@ -217,8 +219,8 @@ def reachable_topics(topic: str, pipelines: Sequence[PipelineSettings]) -> list[
     return found
 
 
-def _folders(pipeline: PipelineSettings) -> list[str]:
-    """The topics whose payloads are in the store; large dead letters have a payload too."""
+def _stored_topics(pipeline: PipelineSettings) -> list[str]:
+    """The topics whose payloads are in the store; large dead-letter records have a payload too."""
     letters = () if pipeline.dead_letter_topic is None else (pipeline.dead_letter_topic,)
     return [*_inflated(pipeline), *_offloaded(pipeline), *letters]
 
@@ -246,9 +248,9 @@ def _keys(pipeline: PipelineSettings) -> Sequence[str]:
 
 
 def _check_shared(pipelines: Iterable[PipelineSettings], topic: str) -> None:
-    """Refuses the pipelines of a topic if one has no key in common with the others.
+    """Refuses the pipelines of a topic if one does not share a key with the others.
 
-    In the middle of a change of keys they have different ones, and one in common.
+    During a key rotation they have different keys, but share one.
 
     Raises:
         ConfigurationError: there is one.
@@ -261,8 +263,8 @@ def _check_shared(pipelines: Iterable[PipelineSettings], topic: str) -> None:
             names = ", ".join(sorted(each.name for each in keyed))
             raise ConfigurationError(
                 "-c",
-                f"has no {KEY_NAME} that is valid for topic {topic}: pipelines {names} share no key; leave the topic "
-                "out, or pass the keys with --store",
+                f"has no {KEY_NAME} that is valid for topic {topic}: pipelines {names} do not share a key; leave the "
+                "topic out, or pass the keys with --store",
             )
         keys |= {*_keys(near)}
         left = [each for each in left if each is not near]

@@ -1,4 +1,4 @@
-"""Checks between the pipelines of a worker: groups of their own, no circle of topics, none of them for control."""
+"""Checks between the pipelines of a worker: separate groups, no cycle of topics, and a separate control topic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transforms.errors import ConfigurationError
 
 
 def group_errors(pipelines: Sequence[PipelineSettings]) -> Iterator[ConfigurationError]:
-    """The pipelines without a group of their own; two of one group would each miss the partitions of the other.
+    """The pipelines without a separate group; two of one group would each miss the partitions of the other.
 
     Yields an error for each pipeline whose group one before it has.
     """
@@ -26,9 +26,9 @@ def group_errors(pipelines: Sequence[PipelineSettings]) -> Iterator[Configuratio
 
 
 def circle_errors(pipelines: Sequence[PipelineSettings]) -> Iterator[ConfigurationError]:
-    """The ways on which a record, or a dead letter, could come back to a topic that it was read from.
+    """The paths by which a record, or a dead-letter record, could return to the topic that it was read from.
 
-    Yields an error for each topic that closes a circle; it names the pipeline, in the order of the file.
+    Yields an error for each topic that creates a cycle; it names the pipeline, in the order of the file.
     """
     for count, pipeline in enumerate(pipelines, start=1):
         for key, target in _targets(pipeline):
@@ -43,7 +43,7 @@ def circle_errors(pipelines: Sequence[PipelineSettings]) -> Iterator[Configurati
 
 
 def control_errors(control_topic: str | None, pipelines: Sequence[PipelineSettings]) -> Iterator[ConfigurationError]:
-    """The first pipeline that uses the topic of `control.topic`: its records would be taken for requests."""
+    """The first pipeline that uses the topic of `control.topic`: its records would be treated as requests."""
     for pipeline in pipelines:
         used = {*pipeline.topics, *(name for _, name in _targets(pipeline))}
         if control_topic in used:

@@ -21,7 +21,7 @@ HEADER_KEY = Key(
     "The name of the header that has this int key in a wrapper, for instance `wrapper.header.3000001` = `trace-id`. "
     "One property for each header. A header without such a property is named `wrapper.header.NUMBER`.",
 )
-"""For the reference page; there may be any number of these."""
+"""For the reference page; there may be any number of these properties."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ PLAIN_KEY = WRAPPER_KEYS[0]
 
 
 def is_header_key(name: str) -> bool:
-    """Whether a key of the file names a header."""
+    """Whether a property of the file names a header."""
     return name.startswith(UNMAPPED_PREFIX)
 
 
@@ -88,7 +88,7 @@ def wrapper_settings(
     """The settings of a pipeline.
 
     Args:
-        values: the values of the pipeline's keys, with defaults.
+        values: of the pipeline's properties, with defaults.
         given: the values in the file.
         transforms: in order.
 

@@ -217,13 +217,13 @@ def _take_topics(arguments: argparse.Namespace, use: StoreUse) -> None:
     if arguments.reference_format is None and len(set(use.formats.values())) == 1:
         arguments.reference_format = next(iter(use.formats.values()))
     for topic in arguments.topics:
-        if topic not in use.carriers:
+        if topic not in use.referencing:
             raise ConfigurationError(
                 "--topic",
-                f"found {topic}, and by the configuration the store has payloads of {', '.join(use.carriers)}; leave "
-                "out -c, and give each --carrier",
+                f"found {topic}, and by the configuration the store has payloads of {', '.join(use.referencing)}; "
+                "leave out -c, and give each --carrier",
             )
-    topics = list(dict.fromkeys(arguments.topics or (() if arguments.deleted_topics else use.carriers)))
+    topics = list(dict.fromkeys(arguments.topics or (() if arguments.deleted_topics else use.referencing)))
     arguments.topics = topics
     arguments.carriers = [name for name in dict.fromkeys((*use.topics, *arguments.carriers)) if name not in topics]
 

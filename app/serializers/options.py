@@ -112,7 +112,7 @@ def check_time(store_ms: int, key: str, allowed_ms: int, calls: str = "") -> Non
 
 
 def own_names(store_class: str | type) -> Sequence[str] | None:
-    """The properties of a serializer with this store, and of the store; None if a user's class may have any."""
+    """The properties of a serializer with this store, and of the store; None if a custom class may have any."""
     named = named_keys(store_class)
     return [*OUR_NAMES, *named] if named or store_keys(store_class) is not None else None
 
@@ -147,7 +147,7 @@ def _store_config(config: Mapping[str, object]) -> dict[str, object]:
         raise ConfigurationError(
             _STRATEGY, "is supported only by a SerializingProducer of wideload.serializers; leave it out here"
         )
-    # The store would say so too, but it knows fewer names that may have been meant.
+    # The store would report this too, but it knows fewer names that may have been meant.
     for key in store:
         if key not in (*known, STORE_CLASS, *named_keys(name)):
             error = (misspelt if keys is None else unknown)(key, [*OUR_NAMES, _STRATEGY, *known])

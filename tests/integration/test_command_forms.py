@@ -347,7 +347,7 @@ def test_mistakes_of_forms(place: Place, make_topic: MakeTopic) -> None:
         ),
         (
             (compacted, small, "--strategy", "auto", "-c", config, "--pipeline", "one"),
-            f"--strategy: found 'auto', and topic {compacted} has cleanup.policy compact",
+            f"--strategy: found 'auto', but topic {compacted} has cleanup.policy compact",
         ),
         (
             (compacted, "--tombstone", "k", "--wrap"),

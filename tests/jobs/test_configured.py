@@ -204,7 +204,7 @@ def test_audit_has_the_keys_of_each_topic(configured: Configured) -> None:
     assert OLD not in repr(found)
     given = settings("--topic", "orders", "--topic", "mixed", "--store", f"{KEY}={NEW}")
     assert [each.signing for each in given.topics.values()] == [Signing(NEW)] * 2
-    with pytest.raises(ConfigurationError, match="topic mixed: pipelines p, q share no key; leave the topic out, or"):
+    with pytest.raises(ConfigurationError, match="topic mixed: pipelines p, q do not share a key; leave the topic"):
         settings()
 
 

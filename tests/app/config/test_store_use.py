@@ -50,9 +50,9 @@ def test_every_carrier(tmp_path: Path) -> None:
     assert [each.name for each in first.pipelines] == ["in", "out"]
     assert first.store["filesystem.root"] == str(one)
     expected = ("copies", "copies-dlq", "whole", "orders-dlq", "pieces", "second", "second-dlq", "other")
-    assert first.carriers == {"orders": expected, "raw-dlq": (), "orders-dlq": ()}
+    assert first.referencing == {"orders": expected, "raw-dlq": (), "orders-dlq": ()}
     assert first.topics == ["orders", "raw-dlq", "orders-dlq", *(name for name in expected if name != "orders-dlq")]
-    assert second.carriers == {"other": ()}
+    assert second.referencing == {"other": ()}
     assert first.in_flight == timedelta(seconds=60 + 20 * 60 + 120)
 
 
@@ -60,9 +60,9 @@ def test_store_of_a_pipeline_or_of_topics() -> None:
     """The store is that of the pipeline, or of the topics; where neither says which, the message has the names."""
     one = table("one", "a", "orders", "offload", store("/one"))
     settings = settings_of(HEAD + one + table("two", "b", "returns", "offload", store("/two")))
-    assert use_of(settings, None, ["orders"]).carriers.keys() == {"orders"}
-    assert use_of(settings, "two", ["orders"]).carriers.keys() == {"returns"}
-    assert use_of(settings_of(HEAD + one), None, []).carriers.keys() == {"orders"}
+    assert use_of(settings, None, ["orders"]).referencing.keys() == {"orders"}
+    assert use_of(settings, "two", ["orders"]).referencing.keys() == {"returns"}
+    assert use_of(settings_of(HEAD + one), None, []).referencing.keys() == {"orders"}
     with pytest.raises(ConfigurationError, match=r"--pipeline: is missing, .* name one of: one, two"):
         use_of(settings, None, [])
     with pytest.raises(ConfigurationError, match="--pipeline: found 'three', those with a store are: one, two"):
@@ -187,7 +187,7 @@ def test_pipelines_that_share_no_key() -> None:
     """No keys hold for their topic; those of a chain of changes hold together."""
     one = table("one", "a", "b", "inflate", S3, *signed(NEW))
     other = table("other", "a", "c", "inflate", S3, *signed(OLD))
-    with pytest.raises(ConfigurationError, match="topic a: pipelines one, other share no key; leave the topic out, or"):
+    with pytest.raises(ConfigurationError, match="topic a: pipelines one, other do not share a key; leave"):
         only(one + other).signing_of("a")
     between = table("more", "a", "d", "inflate", S3, *signed("m" * 32, NEW, OLD))
     expected = {KEYS: NEW, PREVIOUS: [OLD, "m" * 32], REQUIRED: True}
