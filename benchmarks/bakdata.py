@@ -1,4 +1,4 @@
-"""The jars of bakdata's serializers, pinned in `bakdata.lock`: `python -m benchmarks.bakdata` writes it anew."""
+"""The jars of bakdata's serializers, pinned in `bakdata.lock`, which `python -m benchmarks.bakdata` writes."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from pathlib import Path
 from app.local import jars
 from transforms.errors import WideloadError
 
-# bakdata leaves Kafka's clients to the user, and uses classes of them that 4.4 has no longer.
+# bakdata leaves Kafka's clients to the user, and uses classes of them that 4.4 has removed.
 _ROOTS = ("com.bakdata.kafka:large-message-serde:3.1.1", "org.apache.kafka:kafka-clients:4.1.2")
-# Netty native libraries, which Java does without. Their modules have several jars; Ivy takes now one, now another.
+# Native libraries of Netty, which Java does not need. Their modules have several jars, of which Ivy picks any.
 _UNUSED = ("-native-macos", "-native-epoll", "-native-kqueue", "-boringssl-static")
 _SET = "bakdata"
 _LOCK = Path(__file__).with_name("bakdata.lock")
 
 
 class BakdataUnavailableError(Exception):
-    """The jars cannot be had; the message says why."""
+    """The jars are not available; the message has the reason."""
 
 
 def ensure() -> Sequence[Path]:
-    """The jars, with those of Kafka's clients, fetched into the cache folder at the first call, as the broker's are.
+    """The jars, with those of Kafka's clients, downloaded into the cache directory at the first call.
 
     Raises:
-        BakdataUnavailableError: they cannot be had, for instance without a network, or are not those of the lock.
+        BakdataUnavailableError: they are not available, for instance without a network, or do not match the lock.
     """
     try:
         return jars.ensure(_SET, lock=_LOCK)

@@ -1,4 +1,4 @@
-"""How often batches have to be split where the records of a topic compress very differently (seed 001)."""
+"""How often batches must be split if the records of a topic compress very differently (KIP-126)."""
 
 from __future__ import annotations
 

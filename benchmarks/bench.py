@@ -1,4 +1,4 @@
-"""What every scenario is given: the cluster, a folder, how often to repeat, and where to say what it sees."""
+"""What every scenario gets: the cluster, a directory, the number of rounds, and where to print observations."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from tests.s3_server import free_port
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What every scenario is given.
+    """What every scenario gets.
 
     Attributes:
         topics: of the cluster.
-        folder: for stores, configurations and logs; removed at the end.
+        folder: a directory for stores, configurations and logs; removed at the end.
         repeat: rounds; in each round every contender runs once.
-        records: how many to move; None for the scenario's own number.
-        console: where it says what it sees.
-        profiles: a folder where the worker's profiles go (`python -m pstats FILE`); None for no profiling, as numbers
+        records: how many to move; None for the scenario's default.
+        console: where observations are printed.
+        profiles: a directory for the worker's profiles (`python -m pstats FILE`); None for no profiling, as numbers
             measured under a profiler are worth little.
-        parts: patterns of the parts of the scenario that are to run; none for all.
+        parts: patterns of the parts of the scenario to run; empty for all.
     """
 
     topics: Topics
@@ -43,15 +43,15 @@ class Bench:
     parts: Sequence[str] = ()
 
     def wants(self, part: str) -> bool:
-        """Whether this part of the scenario is to run."""
+        """Whether to run this part of the scenario."""
         return not self.parts or any(matches(part, pattern) for pattern in self.parts)
 
     def worker(self, name: str, pipelines: Mapping[str, Mapping[str, object]], **keys: object) -> Sequence[str]:
-        """The command of a worker with these pipelines, as a user runs it.
+        """The command of a worker with these pipelines, as a user would run it.
 
         Args:
             name: of this run, in file names.
-            pipelines: keys by pipeline, without `pipeline.`.
+            pipelines: properties by pipeline, without `pipeline.`.
             keys: of the worker, with `_` for `.`.
         """
         worker = {
@@ -71,11 +71,11 @@ class Bench:
         return [sys.executable, *profiled, "-m", "app.cli", "worker", "-c", str(config), "--log-level", "WARNING"]
 
     def log(self, name: str) -> Path:
-        """Where a contender's output goes."""
+        """The file for a contender's output."""
         return self.folder / f"{name}.log"
 
     def say(self, name: str, run: Run, *, record_mib: float | None = None) -> None:
-        """Prints what was seen of one run."""
+        """Prints the observations of one run."""
         speed = (
             f"{run.per_second:10,.0f} records/s" if record_mib is None else f"{run.per_second * record_mib:8,.1f} MiB/s"
         )
@@ -92,12 +92,12 @@ def median(numbers: Iterable[float]) -> float:
 
 
 def matches(part: str, pattern: str) -> bool:
-    """Whether the pattern (`none.1m.1p`, `zstd`, `*.1m.*`) is that of a part, or of the beginning of its name."""
+    """Whether the pattern (`none.1m.1p`, `zstd`, `*.1m.*`) matches a part, or the beginning of its name."""
     return fnmatch.fnmatchcase(part, pattern) or fnmatch.fnmatchcase(part, f"{pattern}.*")
 
 
 def turned(names: Sequence[str], number: int) -> Sequence[str]:
-    """The names in the order of a round: each begins once before one begins again."""
+    """The names in the order of the rounds: each is first once before any is first a second time."""
     first = number % len(names)
     return [*names[first:], *names[:first]]
 
@@ -105,7 +105,7 @@ def turned(names: Sequence[str], number: int) -> Sequence[str]:
 def compared(
     name: str, unit: str, figure: Callable[[Run], float], ours: Sequence[Run], theirs: Sequence[Run]
 ) -> Result:
-    """Medians of a figure of our runs and of theirs; the ratio is that of the runs of one round each."""
+    """Medians of a figure of our runs and of theirs; the ratio is the median of the ratios of the rounds."""
     return Result(
         name,
         median(map(figure, ours)),

@@ -1,4 +1,4 @@
-"""Large values as chunks and back: the worker beside a bare copy of the same bytes, and its memory at the limit."""
+"""Large values as chunks and back: the worker compared with a plain copy, and its memory at the limit."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 RECORDS = 64
 WAVES = 8
 BUDGET_MIB = 64
-PENDING_MIB = 64  # `max.pending.chunked.bytes`, beside the budget; it may not be above that
-_ALLOWANCE_MIB = 250  # as in `benchmarks.memory`, and what messages in pieces take beside their bytes
+PENDING_MIB = 64  # `max.pending.chunked.bytes`, in addition to the budget, which it may not exceed
+_ALLOWANCE_MIB = 250  # as in `benchmarks.memory`, plus the overhead of messages in pieces
 _VALUE_MIB = 8
 _VALUE_BYTES = _VALUE_MIB * 2**20
 _TOPIC_LIMIT_BYTES = _VALUE_BYTES + 2**20
 _CHUNK_LIMIT_BYTES = 2**20
-_CHUNKS = 9  # of a value: the last one has what headers took of the others
-_WAVE = 8  # messages that begin before the first of them ends
-_SLACK_BYTES = 4096  # of each chunk there: what its headers and the assembler's own account of it take
-_REACHED = 0.99  # of the limit has to be pending, or its memory was not measured
+_CHUNKS = 9  # of a value: the last one has the bytes that headers displaced from the others
+_WAVE = 8  # messages that start before the first of them ends
+_SLACK_BYTES = 4096  # of each pending chunk: its headers and the assembler's bookkeeping
+_REACHED = 0.99  # of the limit must be pending, or its memory was not measured
 _BARE_LOOP = Path(__file__).with_name("contenders") / "bare_loop.py"
 
 
 @dataclass(slots=True)
 class _Source:
-    """The values, and what must come of them."""
+    """The values, and the expected result."""
 
     topic: str
     count: int
@@ -48,7 +48,7 @@ class _Source:
     digests: Digests = field(default_factory=dict)
 
     def records(self) -> Iterator[tuple[bytes, bytes]]:
-        """Random bytes, so that nothing on the way can compress them; the same ones each time."""
+        """Random bytes, so that nothing can compress them; equal in each run."""
         for number in range(self.count):
             key, value = f"key-{number:07d}".encode(), random.Random(number).randbytes(_VALUE_BYTES)  # noqa: S311
             self.checksums[key] = hashlib.sha256(value).hexdigest()
@@ -56,10 +56,10 @@ class _Source:
 
 
 async def chunks(bench: Bench) -> list[Result]:
-    """Splits values of 8 MiB for a topic that takes 1 MiB, and assembles them, beside two copies of the same bytes.
+    """Splits values of 8 MiB for a topic that accepts 1 MiB, and assembles them, compared with two plain copies.
 
-    The copies are of the values, to a topic that takes them, and of the chunks. The worker reads one and writes the
-    other, so it is compared with whichever copy was the better one in that round.
+    One copy is of the values, to a topic that accepts them, one of the chunks. The worker reads one and writes the
+    other, so it is compared with the better copy of each round.
 
     Raises:
         BenchmarkError: a value is not what went in, an order was lost, or less was pending than the limit allows.
@@ -70,7 +70,7 @@ async def chunks(bench: Bench) -> list[Result]:
     chunked = ""
     for number in range(bench.repeat):
         bench.console.print(f"chunks, round {number + 1} of {bench.repeat}: {source.count} records of 8 MiB")
-        # Whoever comes later finds a disk that is busy; so they take turns, with the chunks of the round before.
+        # The later ones find a busy disk, so they take turns, with the chunks of the previous round.
         for name in runs if number % 2 == 0 else reversed(runs):
             if name == "chunk":
                 stale, chunked = chunked, await _chunk(bench, source, runs[name])
@@ -94,7 +94,7 @@ def _speed(name: str, runs: dict[str, list[Run]]) -> Result:
 
 
 def _cpu(name: str, runs: dict[str, list[Run]]) -> Result:
-    """Of the client alone, so it varies less than the speed where the machine has other work."""
+    """Of the client alone, so it varies less than the speed if the machine has other work."""
     ours = [_cpu_ms(name, run) for run in runs[name]]
     theirs = [
         min(_cpu_ms("copy of values", values), _cpu_ms("copy of chunks", copied))
@@ -105,7 +105,7 @@ def _cpu(name: str, runs: dict[str, list[Run]]) -> Result:
 
 
 def _record_mib(name: str) -> float:
-    """What a record has that ends this race; the chunks of a value have different lengths, but come all."""
+    """The size of the records that this race counts; the chunks of a value have different lengths, but all arrive."""
     return _VALUE_MIB / _CHUNKS if name in {"chunk", "copy of chunks"} else _VALUE_MIB
 
 
@@ -128,7 +128,7 @@ async def _chunk(bench: Bench, source: _Source, runs: list[Run]) -> str:
 
 
 async def _whole_or_copy(bench: Bench, name: str, source: _Source, chunked: str, runs: list[Run]) -> None:
-    """One race to a topic of its own, which then has to have what the topic that was read has."""
+    """One race to a separate topic, which must then have the contents of the topic that was read."""
     of_chunks = name == "copy of chunks"
     limit_bytes = _CHUNK_LIMIT_BYTES if of_chunks else _TOPIC_LIMIT_BYTES
     sink = await bench.topics.make("copied", max_message_bytes=limit_bytes)
@@ -179,7 +179,7 @@ async def _check(bench: Bench, source: _Source, chunked: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Logged(Record):
-    """A record at its place, as an assembler takes it."""
+    """A record at its place, in the form that an assembler accepts."""
 
     offset: int = 0
 

@@ -1,12 +1,12 @@
-"""The clients that applications embed, and the bare ones in turns: plain records, and values of 1 MB in each form.
+"""The clients that applications embed, in turns with the bare ones: plain records, and values of 1 MB in each form.
 
 Each figure is a time, and each ratio is the bare client's time by ours, so that more is faster. Both times are of the
 round whose ratio is the median, so they divide to it.
 
     plain records   µs of CPU of the application's thread. librdkafka and kafka-python fetch and send on other threads,
-                    aiokafka on this one. What elapses is printed beside it
-    1 MB            ms that elapse, for eight values at a time: references beside a loop of the bare client and boto3,
-                    chunks beside values that Kafka takes whole
+                    aiokafka on this one. The elapsed time is printed next to it
+    1 MB            elapsed ms, eight values at a time: references compared with a loop of the bare client and boto3,
+                    chunks compared with values that Kafka accepts whole
 
 What is read must be what was written.
 """
@@ -63,7 +63,7 @@ class _Job:
         bootstrap: of the cluster.
         topic: its name.
         values: what is written or expected. The first one passes before the clock starts, as it makes connections.
-        keys: what our client has beside the keys of the bare one; None for the bare client.
+        keys: the additional properties of our client; None for the bare client.
         convert: of large values, before they are written or after they are read, on eight threads.
     """
 
@@ -75,7 +75,7 @@ class _Job:
         keys: Keys | None,
         convert: Convert,
     ) -> None:
-        # Out of the collector's way: a full collection of all that is here cost one side 3.5 µs a record, by chance.
+        # Hidden from the garbage collector: a full collection randomly cost one side 3.5 µs a record.
         gc.collect()
         gc.freeze()
         self._bootstrap = bootstrap
@@ -116,7 +116,7 @@ class _Job:
         gc.unfreeze()
 
     def send_large(self, send: Callable[[bytes], object]) -> None:
-        """Sends from eight threads, as an application does that would not wait for the store each time."""
+        """Sends from eight threads, like an application that does not want to wait for the store each time."""
         list(self.pool.map(lambda value: send(self.convert(value)), self.values[1:]))
 
     @property
@@ -139,7 +139,7 @@ class _Job:
 
 
 def _named(make: Callable[..., Any], **renamed: str) -> Callable[[Keys], Any]:
-    """Takes Kafka's names in place of arguments."""
+    """Accepts Kafka's properties in place of arguments."""
     return lambda config: make(
         **{renamed.get(name, name): value for key, value in config.items() for name in [key.replace(".", "_")]}
     )
@@ -206,7 +206,7 @@ def _confluent_write(job: _Job) -> None:
 
 
 def _confluent_read(job: _Job, call: str) -> None:
-    # With less room, librdkafka rests for a second each time that its queue is full.
+    # With less room, librdkafka pauses for a second each time that its queue is full.
     room = {"queued.min.messages": 1_000_000, "queued.max.messages.kbytes": 1_000_000}
     config = {**_READS, **room, "group.id": "bench-clients"}
     consumer = job.client(confluent_kafka.Consumer, ours_confluent.DeserializingConsumer, config)
@@ -343,7 +343,7 @@ async def _run(
     elif form == "references" and server:
         session = boto3.session.Session(server.access_key, server.secret_key, region_name=server.region)
         converts = storing(server.endpoint, server.bucket, _AT_ONCE, session)
-    # Where a value must not go whole, the topic refuses it.
+    # If a value must not be sent whole, the topic refuses it.
     limit = _COPIED_LIMIT_BYTES if form == "chunks" and not ours else _LIMIT_BYTES
     topic = await bench.topics.make("clients", max_message_bytes=limit, partitions=1)
     async with bench.topics.watch(topic):

@@ -9,7 +9,7 @@ from benchmarks.race import BenchmarkError, Run, race
 from benchmarks.result import Result
 from benchmarks.source import Batches
 
-RECORDS = 1_000_000  # of fewer a round takes a second, in which a pause of the machine decides
+RECORDS = 1_000_000  # with fewer, a round takes a second, and a pause of the machine decides
 COUNTS: Mapping[str, int] = {"1p": 1, "16p": 16}
 """Partitions by the names in the results."""
 
@@ -22,7 +22,7 @@ async def exactly_once(bench: Bench) -> list[Result]:
     """Moves records of 1 KB with each guarantee in turn, from topics with few partitions and with many.
 
     Raises:
-        BenchmarkError: a sink does not have what the source has, once, in its order.
+        BenchmarkError: an output topic does not have the records of the source, once each, in order.
     """
     results: list[Result] = []
     for part, partitions in COUNTS.items():
@@ -39,12 +39,12 @@ async def _compared(bench: Bench, name: str, partitions: int, count: int) -> lis
         bench.console.print(
             f"{name}, round {number + 1} of {bench.repeat}: {count:,} records of 1 KiB, {partitions} partitions"
         )
-        # Whoever comes first finds a quieter disk, so they take turns.
+        # The first one finds a quieter disk, so they take turns.
         for guarantee in turned(_GUARANTEES, number):
             sink = await bench.topics.make("sink", partitions=partitions)
             run = await _run(bench, guarantee, source, sink, count)
             if await bench.topics.digests(sink) != digests:
-                raise BenchmarkError(f"{guarantee}: the sink does not have what the source has, in its order")
+                raise BenchmarkError(f"{guarantee}: the output topic does not have the records of the source, in order")
             await bench.topics.delete(sink)
             bench.say(guarantee, run)
             runs[guarantee].append(run)

@@ -20,7 +20,7 @@ def compiled(source: Path, jars: Sequence[Path], folder: Path, *, heap: str = "5
     Args:
         source: one file of Java.
         jars: what it needs.
-        folder: where its classes go.
+        folder: the directory for its classes.
         heap: Java's, in the form of `-Xmx`.
 
     Raises:

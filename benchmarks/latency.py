@@ -33,7 +33,7 @@ _LARGE_BYTES = 8 * 2**20
 _LARGE_PARTITION = 0
 _LARGE_PER_SECOND = 50  # more than are uploaded here
 _LARGE_MORE_S = 1  # the worker is there before the prober
-_DISTINCT = 20  # values repeat, so that the store stays small; each is uploaded all the same
+_DISTINCT = 20  # values repeat, so that the store stays small; each is still uploaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ async def latency(bench: Bench) -> list[Result]:
 
 
 async def _added(bench: Bench) -> list[Result]:
-    """Through a worker, less the same through a topic alone."""
+    """Through a worker, minus the time through a topic alone."""
     seen = await _beside_direct(bench, "at_least_once")
     return [Result("latency.added_p99_ms", median(ours.p99 - direct.p99 for ours, direct in seen), "ms")]
 
@@ -93,7 +93,7 @@ async def _pair(
     direct, source, sink = [await bench.topics.make(name) for name in ("direct", "source", "sink")]
     pipeline: dict[str, object] = {"processing.guarantee": guarantee, **_filesystem(bench)}
     found: dict[str, _Latency] = {}
-    # Whoever comes later finds a broker that is warmer, so they take turns.
+    # The later ones find a warmer broker, so they take turns.
     for name in turned(("direct topic", f"worker, {guarantee}"), turn):
         if name == "direct topic":
             found["direct"] = await _probe(bench, name, direct, direct, count, everywhere, per_second)
@@ -105,9 +105,9 @@ async def _pair(
 
 
 async def _small(bench: Bench) -> list[Result]:
-    """In partitions beside one whose values of 8 MB are uploaded all the time, in the same pipeline.
+    """In partitions of a pipeline that also has one whose values of 8 MB are uploaded all the time.
 
-    A direct topic beside the same uploads shows what of it is due to the machine.
+    A direct topic during such uploads shows how much is due to the machine.
     """
     count = bench.records or RECORDS
     large = round(((count + _warm(count)) / _PER_SECOND + _LARGE_MORE_S) * _LARGE_PER_SECOND)
@@ -116,7 +116,7 @@ async def _small(bench: Bench) -> list[Result]:
     seen: list[tuple[_Latency, _Latency]] = []
     for number in range(bench.repeat):
         bench.console.print(
-            f"latency, small records, round {number + 1} of {bench.repeat}: {count:,} records of 1 KiB beside "
+            f"latency, small records, round {number + 1} of {bench.repeat}: {count:,} records of 1 KiB during "
             f"{large:,} of 8 MiB"
         )
         with TemporaryDirectory(dir=bench.folder) as folder:
@@ -147,19 +147,19 @@ async def _beside_uploads(
         beside = [number for number in range(PARTITIONS) if number != _LARGE_PARTITION]
         began = time.perf_counter()
         if direct:
-            for _ in range(round(_LIMIT_S / _LOOK_S)):  # nothing on its way tells that the worker has begun
+            for _ in range(round(_LIMIT_S / _LOOK_S)):  # nothing signals that the worker has started
                 if await uploaded.count():
                     break
                 await asyncio.sleep(_LOOK_S)
-            found = await _probe(bench, "direct topic, beside large", aside, aside, count, beside)
+            found = await _probe(bench, "direct topic, during uploads", aside, aside, count, beside)
         else:
-            found = await _probe(bench, "worker, small beside large", source, sink, count, beside)
+            found = await _probe(bench, "worker, during uploads", source, sink, count, beside)
         done, seconds = await uploaded.count(), time.perf_counter() - began
     for topic in (sink, aside):
         await bench.topics.delete(topic)
     if not 0 < done < large + direct:
         raise BenchmarkError(f"latency: {done:,} of {large:,} values were uploaded; it has to be some, but not all")
-    bench.console.print(f"    meanwhile {done / seconds:,.1f} values of 8 MiB/s", highlight=False)
+    bench.console.print(f"    at the same time {done / seconds:,.1f} values of 8 MiB/s", highlight=False)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Peak memory of the worker while far more passes it than its byte budget."""
+"""Peak memory of the worker while far more than its byte budget passes through it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BUDGET_MIB = 64
 ALLOWANCE_MIB = 150  # the interpreter, its libraries, the clients' buffers: all that the budget does not count
 _VALUE_MIB = 8
 _VALUE_BYTES = _VALUE_MIB * 2**20
-_DISTINCT = 50  # values repeat, so that the store stays small; each is stored and read again all the same
+_DISTINCT = 50  # values repeat, so that the store stays small; each is still stored and read
 _TOPIC_LIMIT_BYTES = _VALUE_BYTES + 2**20
 
 

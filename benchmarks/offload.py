@@ -1,4 +1,4 @@
-"""Large values to a store and back: the worker on S3, beside its peers, and on the filesystem."""
+"""Large values to a store and back: the worker on S3, compared with its peers, and on the filesystem."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _HEAP = "2g"  # with 1g a thread of bakdata's loop once ran out of memory
 
 Fetch = Callable[[str], bytes]
 Command = Callable[[str, str, str, S3Server], Sequence[str]]
-"""Of a contender: for "offload" or "inflate", a source, a sink, and the server."""
+"""The command of a contender, for "offload" or "inflate", a source, an output topic, and the server."""
 
 
 @dataclass(slots=True)
 class _Source:
-    """The values, and what must come of them."""
+    """The values, and the expected result."""
 
     topic: str
     count: int
@@ -48,7 +48,7 @@ class _Source:
     digests: Digests = field(default_factory=dict)
 
     def records(self) -> Iterator[tuple[bytes, bytes]]:
-        """Random bytes, so that nothing on the way can compress them; the same ones each time."""
+        """Random bytes, so that nothing can compress them; equal in each run."""
         for number in range(self.count):
             key, value = f"key-{number:07d}".encode(), random.Random(number).randbytes(_VALUE_BYTES)  # noqa: S311
             self.checksums[key] = hashlib.sha256(value).hexdigest()
@@ -77,7 +77,7 @@ async def offload(bench: Bench) -> list[Result]:
         with TemporaryDirectory(dir=bench.folder) as folder:
             try:
                 with s3_server("versitygw", Path(folder)) as server:
-                    # Whoever comes later finds a server that is warm and a disk that is busy; so they take turns.
+                    # The later ones find a warm server and a busy disk, so they take turns.
                     for name in turned(list(commands), number):
                         await _there_and_back(bench, source, server, name, commands[name], there[name], back[name])
             except S3UnavailableError as exc:
@@ -93,7 +93,7 @@ async def offload(bench: Bench) -> list[Result]:
 
 
 def _beside_best(name: str, runs: Mapping[str, list[Run]]) -> list[Result]:
-    """Beside the better of the two loops in each round."""
+    """Compared with the better of the two loops in each round."""
     ours, peers = runs["worker"], [seen for peer in ("bakdata", "boto3") if (seen := runs.get(peer))]
     if not ours:
         return []

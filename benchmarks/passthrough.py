@@ -1,4 +1,4 @@
-"""Records that need no work: the worker beside the loops that a user would write with each of Kafka's clients.
+"""Records that need no work: the worker compared with the loops that a user would write with Kafka's clients.
 
 A cell is one kind of source: a codec, a size of its batches, a number of partitions. In each round every contender
 moves the records of the cell once.
@@ -28,7 +28,7 @@ _CONTENDERS = Path(__file__).with_name("contenders")
 _BATCH_BYTES = "1000000"  # of the loops, whose batches go after 5 ms at the latest; 16 KiB and 128 KiB are slower
 _FAUST = "Faust agent"
 _FAUST_RECORDS = 60_000  # it is so slow
-_LARGER = 1.25  # the sink, compared with the source, if the codec is kept; without one it is about three times
+_LARGER = 1.25  # size of the output relative to the source, if the codec is kept; otherwise it is about three
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +64,14 @@ PARTS = (*CELLS, "vs_faust_agent")
 """What can be measured alone, by the names of the results."""
 
 Command = Callable[[str, str, int], Sequence[str]]
-"""Of a contender: for a source, a sink, and a number of records."""
+"""The command of a contender, for a source, an output topic, and a number of records."""
 
 
 async def passthrough(bench: Bench) -> list[Result]:
     """Moves records of 1 KB through each contender, once a round, over the same source topic, cell by cell.
 
     Raises:
-        BenchmarkError: the sink of a contender does not have what the source has, in its order and compressed alike.
+        BenchmarkError: a contender's output topic does not have the source's records, in order and compressed alike.
     """
     count = bench.records or RECORDS
     java = compiled(_CONTENDERS / "Passthrough.java", jars.ensure("kafka"), bench.folder / "classes")
@@ -98,15 +98,15 @@ async def _raced(
     runs: dict[str, list[Run]] = {contender: [] for contender in commands}
     for number in range(bench.repeat):
         bench.console.print(f"{name}, round {number + 1} of {bench.repeat}")
-        # Whoever comes first finds a quieter disk, so they take turns.
+        # The first one finds a quieter disk, so they take turns.
         for contender in turned(list(commands), number):
             sink = await bench.topics.make("sink", partitions=cell.partitions)
             command = commands[contender](source, sink, count)
             run = await race(bench.topics, sink, count, command, log=bench.log(f"passthrough-{sink}"))
             if await bench.topics.digests(sink) != digests:
-                raise BenchmarkError(f"{contender}: the sink does not have what the source has, in its order")
+                raise BenchmarkError(f"{contender}: the output topic does not have the records of the source, in order")
             if contender != _FAUST and await bench.topics.size_bytes(sink) > most_bytes:
-                raise BenchmarkError(f"{contender}: the sink is not compressed as the source is, with {cell.codec}")
+                raise BenchmarkError(f"{contender}: the output is not compressed like the source, with {cell.codec}")
             await bench.topics.delete(sink)
             bench.say(contender, run)
             runs[contender].append(run)

@@ -1,4 +1,4 @@
-"""The peer's own Python environment: faust-large-message-serializer and what it needs, pinned in `peer.lock`."""
+"""The peer's Python environment: faust-large-message-serializer and its dependencies, pinned in `peer.lock`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _MESSAGE_CHARACTERS = 500
 
 
 class PeerUnavailableError(Exception):
-    """The peer's environment cannot be made; the message says why."""
+    """The peer's environment cannot be created; the message has the reason."""
 
 
 def python() -> Path:
-    """The interpreter of the peer's environment, made in the cache folder at the first call.
+    """The interpreter of the peer's environment, created in the cache directory at the first call.
 
     Raises:
-        PeerUnavailableError: it cannot be made, for instance without a network.
+        PeerUnavailableError: it cannot be created, for instance without a network.
     """
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     folder = cache_folder() / f"bench-peer-{version}-{hashlib.sha256(_LOCK.read_bytes()).hexdigest()[:12]}"

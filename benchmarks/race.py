@@ -19,22 +19,22 @@ from benchmarks.topics import CommitWatch, Topics, Watch
 
 _POLL_S = 0.02
 _STOP_S = 60.0
-_TICK_S = 0.01  # the kernel counts CPU in these; less than one cannot be told from none
+_TICK_S = 0.01  # the kernel's unit of CPU time, below which nothing is measured
 _LOG_CHARACTERS = 3_000
 
 
 class BenchmarkError(Exception):
-    """What was timed is not correct, or did not end; the numbers would be worth nothing."""
+    """What was timed is not correct, or did not end, so the numbers would be worthless."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What was seen of one process between its first record in the sink and its last.
+    """The observations of one process between its first and its last record in the output topic.
 
     Attributes:
         records: that came after the first sight; those that were there at first sight are not counted.
         seconds: from the first sight to the last record.
-        cpu_seconds: that the process used meanwhile, user and system, all threads.
+        cpu_seconds: CPU time of the process in this period, user and system, all threads.
         peak_rss_bytes: the most resident memory of its whole life up to the last record.
     """
 
@@ -69,12 +69,12 @@ async def race(
 
     Args:
         topics: of the cluster.
-        sink: a topic without records.
-        count: how many records are to come.
+        sink: the output topic, empty.
+        count: the expected number of records.
         command: of the process, which is to run until SIGTERM.
         log: where its output goes.
-        environ: what its environment has besides this process' own.
-        seconds: after so long without the last record it is given up.
+        environ: additional variables of its environment.
+        seconds: the time after which the race is given up.
         watch: where the records are counted; None for the end of `sink`.
 
     Raises:

@@ -81,7 +81,7 @@ class _Group:
             while True:
                 for each in self.stops:
                     await each.assigned.wait()
-                await asyncio.sleep(3)  # a heartbeat's interval: a member may still be told to join again
+                await asyncio.sleep(3)  # a heartbeat interval, in which a member may still be asked to rejoin
                 if all(each.assigned.is_set() for each in self.stops):
                     return
 

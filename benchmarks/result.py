@@ -1,4 +1,4 @@
-"""What a scenario found, what it was to reach, and the table of both."""
+"""The results of scenarios, their targets, and the table of both."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal
 from rich.table import Table
 
 NUMBERS = Path(__file__).with_name("numbers.json")
-"""What docs/numbers.md has: the results of runs, each with its day."""
+"""The results that docs/numbers.md shows, each with its day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a result is to reach.
+    """The target of a result.
 
     Attributes:
         of: the field of the result.
@@ -108,7 +108,7 @@ TARGETS: Mapping[str, Target] = {
     "chunks.assemble.vs_copy": Target("ratio", "least", 0.7),
     "chunks.memory.peak_mib": Target("ratio", "most", 1.0),
     "memory.peak_mib": Target("ratio", "most", 1.0),
-    # "Much less than 10 %" (seed 001).
+    # KIP-126: "Much less than 10 %".
     "batches.split_percent": Target("value", "most", 5.0),
     "spark.inflate.s3": Target("ratio", "least", 1.2),
     "spark.inflate.s3.pool": Target("ratio", "least", 0.95),

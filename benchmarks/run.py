@@ -86,9 +86,9 @@ def _counts(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]
     for each in given:
         name, _equals, number = each.rpartition("=")
         if name and name not in SCENARIOS:
-            raise click.BadParameter(f"{name!r} is no scenario", param=parameter)
+            raise click.BadParameter(f"{name!r} is not a scenario", param=parameter)
         if not number.isdecimal() or int(number) < 1:
-            raise click.BadParameter(f"{number!r} is no number of 1 or more", param=parameter)
+            raise click.BadParameter(f"{number!r} is not a number of 1 or more", param=parameter)
         counts |= dict.fromkeys([name] if name else SCENARIOS, int(number))
     return counts
 
@@ -100,7 +100,7 @@ def _wanted(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]
     for each in given:
         name, _dot, pattern = each.partition(".")
         if name not in SCENARIOS:
-            found = f"{name!r} is no scenario; there are {', '.join(SCENARIOS)}"
+            found = f"{name!r} is not a scenario; there are {', '.join(SCENARIOS)}"
             raise click.BadParameter(found, param=parameter)
         patterns = wanted.setdefault(name, [])
         if not pattern:
@@ -109,7 +109,7 @@ def _wanted(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]
             patterns.append(pattern)
         else:
             parts = ", ".join(SCENARIO_PARTS.get(name, ())) or "none"
-            raise click.BadParameter(f"{pattern!r} is no part of {name}; it has {parts}", param=parameter)
+            raise click.BadParameter(f"{pattern!r} is not a part of {name}; it has {parts}", param=parameter)
     return {name: () if name in whole else patterns for name, patterns in wanted.items()}
 
 
@@ -127,7 +127,7 @@ def _wanted(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]
     metavar="[SCENARIO=]N",
     multiple=True,
     callback=_counts,
-    help="How many records to move instead of a scenario's own number; may be repeated.",
+    help="How many records to move instead of a scenario's default; may be repeated.",
 )
 @click.option(
     "--repeat", type=click.IntRange(min=1), default=3, show_default=True, help="Rounds; medians are reported."
@@ -137,13 +137,15 @@ def _wanted(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("build/bench.json"),
     show_default=True,
-    help="Where the results go; the machine is described beside it. With --only, other results in it stay.",
+    help="File for the results; a file next to it describes the machine. With --only, other results in it are kept.",
 )
-@click.option("--profile", is_flag=True, help="Profile the worker; files go beside the results. Slows it down.")
+@click.option(
+    "--profile", is_flag=True, help="Profile the worker, which slows it down; files are written next to the results."
+)
 def main(
     only: Mapping[str, Sequence[str]], records: Mapping[str, int], repeat: int, output: Path, *, profile: bool
 ) -> None:
-    """Measure the worker beside what it is compared with, and print one table."""
+    """Measure the worker and what it is compared with, and print one table."""
     console = Console(width=None if sys.stdout.isatty() else 140)
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # new topics that brokers do not know yet are expected
     found = machine.describe()

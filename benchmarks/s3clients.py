@@ -49,7 +49,7 @@ PARTS: Sequence[str] = [
         "ranges",
     )
 ]
-"""Scheme, verb, size and threads; `ranges`: 64 MiB read in four parts at once, beside one GET."""
+"""Scheme, verb, size and threads; `ranges`: 64 MiB read in four parallel parts, compared with one GET."""
 
 
 class _Client(Protocol):
@@ -84,7 +84,7 @@ class _Boto3:
 
 
 class _Obstore:
-    """What a store through obstore would do: `stores.cloud_client` on a bucket of S3's."""
+    """What a store on obstore would do: `stores.cloud_client` on a bucket of S3's."""
 
     def __init__(self, server: S3Server) -> None:
         plain = server.endpoint.startswith("http://")
@@ -149,7 +149,7 @@ def _timed(one: Callable[[int], None], count: int, threads: int) -> _Took:
 
 
 class _Payloads:
-    """Random bytes of each size, the same ones each time, under names of their own."""
+    """Random bytes of each size, equal in each run, under separate names."""
 
     def __init__(self, limit: int | None) -> None:
         self._data = {size: random.Random(size).randbytes(length) for size, length in _SIZES.items()}  # noqa: S311

@@ -1,4 +1,4 @@
-"""Inflate in Spark beside plain Python that downloads and verifies: one payload after another, and eight at a time.
+"""Inflate in Spark compared with plain Python that downloads and verifies: one payload at a time, and eight.
 
 What any query takes that reads a topic, a second or more, is not counted: the references are in Spark's memory. Each
 payload is downloaded nine times (three where each waits 20 ms), so that starting tasks and clients of the store, a

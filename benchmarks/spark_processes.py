@@ -74,7 +74,7 @@ def _tree(process: psutil.Process) -> list[psutil.Process]:
 
 def _role(process: psutil.Process) -> str:
     command = process.cmdline()
-    if "pyspark.worker" in command:  # what any daemon is told to fork
+    if "pyspark.worker" in command:  # part of the command line of every daemon
         return "workers"
     if "org.apache.spark.executor.CoarseGrainedExecutorBackend" in command:
         return "executors"

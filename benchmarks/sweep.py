@@ -1,4 +1,4 @@
-"""Sweep and audit with Spark and without it: how they grow with the number of payloads, and what they take."""
+"""Sweep and audit with and without Spark: how they scale with the number of payloads, and their resources."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _LIMIT_S = 3_600
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What was seen of one run.
+    """The observations of one run.
 
     Attributes:
         seconds: of the command, from its start to its end.
         cpu_seconds: of all its processes.
         peak_mib: the most resident memory of all of them.
-        summary: what it said at its end.
+        summary: its last output.
     """
 
     seconds: float
@@ -54,7 +54,7 @@ class _Seen:
 
 
 async def sweep(bench: Bench) -> list[Result]:
-    """Sweeps folders of 2,000, 20,000 and 200,000 payloads, half of which records refer to.
+    """Sweeps directories of 2,000, 20,000 and 200,000 payloads, half of which records refer to.
 
     Raises:
         BenchmarkError: a payload is gone that a record refers to, or one is left to which none does.
@@ -63,10 +63,10 @@ async def sweep(bench: Bench) -> list[Result]:
 
 
 async def audit(bench: Bench) -> list[Result]:
-    """Audits 2,000, 20,000 and 200,000 references, each to a payload of its own.
+    """Audits 2,000, 20,000 and 200,000 references, each to a separate payload.
 
     Raises:
-        BenchmarkError: it did not find each of them to be well.
+        BenchmarkError: it did not find each of them intact.
     """
     return await _compared(bench, "audit", 1)
 

@@ -48,7 +48,7 @@ class CommitWatch:
         self._partitions = partitions
 
     async def count(self) -> int:
-        """Records of the topic before the committed offsets; of one without transactions, whose log has no marks."""
+        """Records of the topic before the committed offsets; of one without transactions, whose log has no markers."""
         try:
             found = await self._admin.list_consumer_group_offsets(self._group, partitions=self._partitions)
         except KafkaError:  # there is no such group yet, or no coordinator

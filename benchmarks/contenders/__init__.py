@@ -1,4 +1,4 @@
-"""What runs beside the worker, in processes of its own.
+"""The programs that the worker is compared with, in separate processes.
 
 Started by path and without imports of ours: the peer lives in another environment.
 """

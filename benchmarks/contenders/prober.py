@@ -29,7 +29,7 @@ class Prober:
     Args:
         bootstrap: `host:port` of the cluster.
         source: the topic to which the records go, to each of the partitions in turn.
-        sink: the topic that is read.
+        sink: the topic to read from.
         partitions: of both.
     """
 
