@@ -215,8 +215,9 @@ docs-site: setup-test ## Build the site of the documentation into build/site
 	@command -v npm >/dev/null && { [ -f build/iframe-worker/package/shim/index.js ] || { mkdir -p build/iframe-worker && \
 	    cd build/iframe-worker && npm pack --silent iframe-worker@1.0.4 && tar xzf iframe-worker-1.0.4.tgz; } >/dev/null; } || \
 	    echo "docs-site: without npm the search needs a web server: python3 -m http.server -d build/site" >&2
-	@WIDELOAD_SHIM=$$(ls $(CURDIR)/build/iframe-worker/package/shim/index.js 2>/dev/null) NO_MKDOCS_2_WARNING=1 \
-	    $(RUN) -m mkdocs build --quiet && echo "build/site/index.html"
+	@# Not with --quiet, which hides warnings from the strict mode, too.
+	@found=$$(WIDELOAD_SHIM=$$(ls $(CURDIR)/build/iframe-worker/package/shim/index.js 2>/dev/null) NO_MKDOCS_2_WARNING=1 \
+	    $(RUN) -m mkdocs build 2>&1) || { echo "$$found" | grep -v "^INFO" >&2; exit 1; }; echo "build/site/index.html"
 
 diagrams: ## Draw the diagrams of docs/ from their sources with D2, which Go compiles
 	@command -v "$(D2)" >/dev/null || GOBIN=$(dir $(D2)) go install oss.terrastruct.com/d2@v0.7.1
