@@ -1,7 +1,7 @@
 """Words that are not used here, and the field's words in their place: `python -m tests.words [PATH …]` shows them.
 
 `WORDS` is the table. It is about what people read: the pages, and docstrings, comments and texts of the code. What
-stands in backticks or in a block of code is a name or an output, and is not looked at. `RIGHT` has the few places
+stands in backticks or in a block of code is a name or an output, and is not looked at, nor is the name of an argument. `RIGHT` has the few places
 where such a word is right.
 """
 
@@ -26,7 +26,7 @@ WORDS: Mapping[str, str] = {
     r"anew": "again, re-",
     r"told|tells?|telling": "report, log, show",
     r"whoever": "anyone who",
-    r"(?<=[.:;] )who(?! \w+[^.]*\?)": "anyone who",
+    r"(?<=[.:;] )who\b(?! \w+[^.]*\?)": "anyone who",
     r"undone|undo(?:es)?": "decompress, restore",
     r"mend(?:s|ed|ing)?": "fix",
     r"by now": "now, already",
@@ -46,11 +46,11 @@ WORDS: Mapping[str, str] = {
     # terms
     r"(?<!dead )(?<!dead-)\bletters?\b(?! (?:and|or) digits)": "dead-letter record",
     r"folders?": "directory",
-    r"carriers?": "referencing topic",
+    r"(?<!--)carriers?": "referencing topic",
     r"grace": "minimum age",
     r"stages?": "transform",
     r"rights": "permission",
-    r"sinks?": "output topic",
+    r"(?<!--)(?<!Kafka )(?<!file )sinks?\b": "output topic",
     r"promis(?:e|es|ed|ing)": "guarantee",
     r"the seeds?|the document": "KIP-…, with a link",
     r"taken apart|takes? apart|taking apart": "decoded",
@@ -87,7 +87,7 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
     text = path.read_text(encoding="utf-8")
     lines = _sentences(text) if path.suffix == ".py" else _outside_blocks(text)
     for number, line in lines:
-        yield number, re.sub(r"`[^`]*`|https?://\S+|\]\([^)]*\)", "`", line)
+        yield number, re.sub(r"`[^`]*`|https?://\S+|\]\([^)]*\)|^ +\w+: ", "`", line)
 
 
 def _outside_blocks(text: str) -> Iterator[tuple[int, str]]:
