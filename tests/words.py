@@ -1,7 +1,8 @@
 """Words that are not used here, and the field's words in their place: `python -m tests.words [PATH …]` shows them.
 
 `WORDS` is the table. It is about what people read: the pages, and docstrings, comments and texts of the code. What
-stands in backticks or in a block of code is a name or an output, and is not looked at, nor is the name of an argument. `RIGHT` has the few places
+stands in backticks or in a block of code is a name or an output, and is not looked at, nor is the name of an argument.
+`RIGHT` has the few places
 where such a word is right.
 """
 
