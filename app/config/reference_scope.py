@@ -88,7 +88,7 @@ class ReferenceScope:
         """
         if self.root.topic(path) not in self.topics:
             below = " or ".join(f"{self.root.uri}{topic}/" for topic in sorted(self.topics))
-            raise ReferenceRefusedError(path, below, "the payload of a dead letter is below")
+            raise ReferenceRefusedError(path, below, "the payload of a dead-letter record is below")
 
 
 def reference_scope(settings: ReferenceScopeSettings, store: PayloadStore) -> ReferenceScope | None:

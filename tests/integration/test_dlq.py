@@ -627,8 +627,8 @@ def test_forged_letters_keep_no_other_back(broker: str, make_topic: MakeTopic, t
     reasons = "\n".join(each["reason"] for each in done["failures"])
     for told in (
         f"topic {desk.raw} refuses the record: its timestamp is {ahead}, further from now than",
-        f"topic {desk.raw} takes 2,000",
-        f"the payload of a dead letter is below 'file://{tmp_path}/store/{desk.dead}/'",
+        f"topic {desk.raw} accepts 2,000",
+        f"the payload of a dead-letter record is below 'file://{tmp_path}/store/{desk.dead}/'",
     ):
         assert told in reasons
     assert desk.replay("--yes", status=1)["replayed"] == 0

@@ -340,7 +340,7 @@ def test_letter_of_anothers_payload_is_refused() -> None:
     path = desk.store.publish("salaries", b"secret")
     headers = (*CONTEXT, (MARK, b"value"), *Reference(path).headers())
     forged = desk.found([Source(b"k", path.encode(), headers, topic="dlq", offset=100)])
-    with pytest.raises(ReferenceRefusedError, match=r"the payload of a dead letter is below .*/dlq/"):
+    with pytest.raises(ReferenceRefusedError, match=r"the payload of a dead-letter record is below .*/dlq/"):
         desk.reader.open(forged)
 
 
