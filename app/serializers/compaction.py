@@ -1,4 +1,4 @@
-"""Warnings that a topic is compacted, where that keeps what ought to go.
+"""Warnings that a topic is compacted, where compaction keeps what should be removed.
 
 Source: KIP-1159, "TTL and usage of Compacted Topic": ids should be derived from content; and KIP-82's wrapper, "To
 handle compaction issue": compaction does not recognize a tombstone in a wrapper.
@@ -18,7 +18,7 @@ _LOOKUP_S = 30.0
 
 
 class CompactionWarning:
-    """Warns once of each topic that is compacted, as far as the cluster can be asked. Several threads may use it.
+    """Warns once for each topic that is compacted, if the cluster can be queried. Several threads may use it.
 
     Args:
         config: of a client, with `bootstrap.servers`, `security.protocol`, `sasl.*` and `ssl.*`.
@@ -31,7 +31,7 @@ class CompactionWarning:
         self._consequence = consequence
 
     def ask(self, topic: str) -> None:
-        """Lets a thread look once whether the topic is compacted; no record waits for it."""
+        """Has a thread look up once whether the topic is compacted; no record waits for it."""
         if topic in self._asked or not self._config.get("bootstrap.servers"):
             return
         thread = threading.Thread(target=self._warn, args=(topic,), name=f"cleanup-policy-{topic}", daemon=True)

@@ -111,7 +111,7 @@ class ComposableDeserializer(Composable):
 
     @property
     def keeps_plain(self) -> bool:
-        """Whether the data of a record without headers stay as they are."""
+        """Whether the data of a record without headers are not changed."""
         return not self._headerless
 
     def deserialize(self, topic: str, headers: Headers, data: bytes | None) -> Any:

@@ -54,7 +54,7 @@ class ClientConfig(Generic[_Composable]):
 
     @property
     def keeps_plain(self: ClientConfig[ComposableDeserializer]) -> bool:
-        """Whether the keys and values of records without headers stay as they are."""
+        """Whether the keys and values of records without headers are not changed."""
         return all(composable.keeps_plain for composable in self.parts.values())
 
     def restored_bytes(self, record: Any) -> int | None:
@@ -85,7 +85,7 @@ class ClientConfig(Generic[_Composable]):
 def producer(
     config: Mapping[str, object], names: Collection[str], keys: Sequence[Key] = ()
 ) -> ClientConfig[ComposableSerializer]:
-    """The serializers that `key.serializers`, `key.serializer`, `value.serializers` and `value.serializer` name.
+    """The serializers of `key.serializers`, `key.serializer`, `value.serializers` and `value.serializer`.
 
     Args:
         config: properties as Kafka names them, the store's among them.
@@ -127,7 +127,7 @@ def deserialized(
 def restoring(
     deserializers: ClientConfig[ComposableDeserializer], record: Any
 ) -> Generator[Callable[[], Any], Callable[[], Any], tuple[dict[str, Any], list[Header]]]:
-    """As `deserialized`: yields each call of a store, and is sent what returns its result."""
+    """As `deserialized`: yields each call of a store, and is sent a function that returns its result."""
     found, headers = {"key": record.key, "value": record.value}, list(record.headers)
     try:
         for part, composable in deserializers.parts.items():

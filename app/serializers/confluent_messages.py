@@ -1,4 +1,4 @@
-"""confluent-kafka's messages: as records, in an inbox, in a log that is read again, and with the error of one."""
+"""confluent-kafka's messages: as records, in an inbox, in a log that is re-read, and as errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STEP_S = 0.2
 
 
 def place_of(of: Any) -> Place:
-    """That of a message or a `TopicPartition`."""
+    """The place of a message or a `TopicPartition`."""
     return (of.topic, of.partition) if isinstance(of, TopicPartition) else (of.topic(), of.partition())
 
 
@@ -31,14 +31,14 @@ def noting(place: Place, offset: int, note: str) -> TopicPartition:
 
 
 def record_of(message: Message) -> ReadRecord:
-    """A message as the reassembly and the deserializers take it."""
+    """A message as a record for reassembly and deserializers."""
     headers: Any = message.headers() or ()
     offset, timestamp = message.offset() or 0, message.timestamp()[1]
     return ReadRecord(*place_of(message), offset, timestamp, message.key(), message.value(), tuple(headers))
 
 
 def failure_of(error: Exception, message: Message) -> Exception:
-    """confluent-kafka's error for a record. The reason has its place: deserializers are given the topic alone."""
+    """confluent-kafka's error for a record. The place is added to the reason: deserializers receive only the topic."""
     if isinstance(error, ConsumeError) and isinstance(reason := error.exception, SerializationError):
         error.exception = reason.at(message.partition() or 0, message.offset() or 0)
         error.exception.__cause__ = reason.__cause__
@@ -49,7 +49,7 @@ def failure_of(error: Exception, message: Message) -> Exception:
 
 
 class Messages(Inbox[Message]):
-    """Errors and ends of partitions are in it too, as librdkafka gives them among the messages."""
+    """It also has errors and ends of partitions, which librdkafka returns among the messages."""
 
     def headers(self, record: Message) -> list[Header] | None:
         return record.headers()  # type: ignore[return-value]  # librdkafka gives a list of pairs

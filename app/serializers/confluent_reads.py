@@ -43,8 +43,8 @@ _OF_MEMBERS = frozenset(
 class PollingConsumer(confluent_kafka.Consumer):
     """The reading, positions and commits of our `DeserializingConsumer`. For one thread, as confluent-kafka's.
 
-    While all is quiet, messages go from librdkafka to the application as they are: librdkafka knows the positions, and
-    whether one is for us its headers say. Otherwise they wait in an inbox until a call takes them.
+    While nothing is pending, messages pass from librdkafka to the application unchanged: librdkafka knows the
+    positions, and headers show which messages are ours. Otherwise they wait in an inbox until a call takes them.
 
     Args:
         split: the deserializers, the values of the properties of chunks, and librdkafka's properties.
@@ -57,11 +57,11 @@ class PollingConsumer(confluent_kafka.Consumer):
         self._stores = _is_true(client, "enable.auto.offset.store")
         self._commits = self._stores and _is_true(client, "enable.auto.commit")
         self._store_s = self._fetched_s = 0.0
-        # Partitions of which nothing was read yet, each with the commit, if it is known, at which it begins.
+        # Partitions of which nothing was read yet, each with the commit at which it begins, if known.
         self._new: dict[Place, TopicPartition | None] = {}
         self._paused: set[Place] = set()
         self._empty = True  # the inbox, as far as the calls of `_take` know
-        # What confluent-kafka has built deserializes within its own `poll` alone, and is not downloaded ahead.
+        # Deserializers that confluent-kafka built run only within its own `poll`: nothing is downloaded ahead.
         self._builds = any(name.endswith("deserializer.builder") for name in client)
         self._keeps_plain = split.keeps_plain and not self._builds
         own = {key: value for key, value in client.items() if key not in _OF_MEMBERS}
@@ -145,7 +145,7 @@ class PollingConsumer(confluent_kafka.Consumer):
             self._store()
         until_s = _until(timeout)
         if self._empty:
-            # librdkafka itself waits, if that is no longer than a look, and no message can expire.
+            # librdkafka itself waits, if that is at most one look, and no message can expire.
             is_short = timeout is not None and 0 <= timeout <= _LOOK_S and not self._inbox.waits
             messages = _CLIENT.consume(self, num_messages, (timeout or 0.0) if is_short else 0.0)
             headers = [*filter(None, map(Message.headers, messages))]
@@ -178,7 +178,7 @@ class PollingConsumer(confluent_kafka.Consumer):
         return messages
 
     def _take(self, most: int, until_s: float) -> list[Message]:
-        """The next messages, out of the inbox. While it waits they are all there: a rebalance may take them."""
+        """The next messages of the inbox. While it waits, all of them remain there: a rebalance may revoke them."""
         given: list[tuple[Place, Entry[Message]]] = []
         allowance, over = self._allowance(), False
         try:
@@ -205,7 +205,7 @@ class PollingConsumer(confluent_kafka.Consumer):
             self._empty = self._inbox.empty
 
     def _look_ahead(self) -> None:
-        """Reads on for more downloads, or to stay in the group and to hear of rebalances."""
+        """Continues to read for more downloads, and to stay in the group and notice rebalances."""
         window = [*islice(self._upcoming(), PARALLEL)]
         if len(window) < PARALLEL and any(each.work or self._size(each.record) is not None for each in window):
             self._fetch(PARALLEL - len(window))
@@ -215,7 +215,7 @@ class PollingConsumer(confluent_kafka.Consumer):
     def _fill(self, given: list[tuple[Place, Entry[Message]]], most: int, allowance: Allowance) -> None:
         """Takes the next messages out of the inbox, deserialized; raises the error of the first one."""
         places = [each for each in self._inbox.places if each not in self._paused]
-        # An error that an earlier call met goes first, whatever the other partitions have.
+        # An error of an earlier call comes first, whatever the other partitions have.
         for place in sorted(places, key=lambda each: self._inbox.first(each).error is None):
             if place in self._new:
                 self._begin(place)
@@ -234,7 +234,7 @@ class PollingConsumer(confluent_kafka.Consumer):
         return chain.from_iterable(map(self._inbox.entries, places))
 
     def _restore(self, entry: Entry[Message], allowance: Allowance) -> bool:
-        """Deserializes the next message; False if it has an error, or would be downloaded and may not."""
+        """Deserializes the next message; False if it has an error, or needs a download that may not start."""
         message = entry.record
         try:
             if entry.error is None and entry.work is not _DONE and message.error() is None:
@@ -278,7 +278,7 @@ class PollingConsumer(confluent_kafka.Consumer):
         try:
             messages = _CLIENT.consume(self, most, wait_s)
             self._put(messages)
-        except BaseException:  # an interrupt that comes with messages drops them, and librdkafka is behind them
+        except BaseException:  # an interrupt that arrives with messages drops them, and librdkafka is past them
             for was, now in zip(before, _CLIENT.position(self, before), strict=True):
                 begins = self._new.get(place_of(was)) or was
                 if begins.offset >= 0 and (begins is not was or now.offset != was.offset):
@@ -292,7 +292,7 @@ class PollingConsumer(confluent_kafka.Consumer):
             self._empty = False
             for place, found in groupby(messages, _queue_of):
                 self._inbox.put(place, found)
-        except BaseException:  # no memory, or an interrupt: librdkafka is already behind them
+        except BaseException:  # no memory, or an interrupt: librdkafka is already past them
             for message in reversed(messages):
                 place, offset = _queue_of(message), message.offset() or 0
                 self._inbox.interrupted[place] = self._inbox.commit(place, offset)
@@ -302,7 +302,7 @@ class PollingConsumer(confluent_kafka.Consumer):
     # --- positions ----------------------------------------------------------------------------------------------------
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """As confluent-kafka's: the offsets from which the next records, or messages, are given.
+        """As confluent-kafka's: the offsets from which the next records, or messages, are delivered.
 
         If an incomplete message begins more than `chunk.lookback` before that, it is the offset of its first chunk.
         """
@@ -313,9 +313,9 @@ class PollingConsumer(confluent_kafka.Consumer):
         return found
 
     def seek(self, partition: TopicPartition) -> None:
-        """As confluent-kafka's. A message whose last chunk is at the offset, or behind it, comes whole.
+        """As confluent-kafka's. A message whose last chunk is at or after the offset is delivered whole.
 
-        No commit passes one that began before the offset and has not ended before it.
+        No commit passes a message that spans the offset.
         """
         super().seek(partition)
         place = place_of(partition)
@@ -350,7 +350,7 @@ class PollingConsumer(confluent_kafka.Consumer):
         return [each if each.offset < 0 else self._safe(each, stated=True) for each in offsets or ()]
 
     def _delivered(self) -> list[TopicPartition]:
-        """What may be committed of each partition of which something was read."""
+        """The offset to commit of each partition of which something was read."""
         found = _CLIENT.position(self, _CLIENT.assignment(self))
         return [self._safe(each) for each in found if each.offset >= 0 and place_of(each) not in self._new]
 
@@ -359,9 +359,9 @@ class PollingConsumer(confluent_kafka.Consumer):
         return noting(place, *self._inbox.commit(place, at.offset, at.metadata or "", stated=stated))
 
     def _store(self) -> None:
-        """Stores what was given, for librdkafka's automatic commit, which looks every `auto.commit.interval.ms`.
+        """Stores the offsets of delivered messages for librdkafka's automatic commit, every `auto.commit.interval.ms`.
 
-        To store each offset would take longer than to read its record.
+        Storing each offset would take longer than reading its record.
         """
         self._store_s = time.monotonic() + _STORE_S
         if self._commits and (offsets := self._delivered()):
@@ -371,7 +371,7 @@ class PollingConsumer(confluent_kafka.Consumer):
                 _logger.debug("offsets were not stored: %s", exc)
 
     def _begin(self, place: Place) -> None:
-        """Begins a partition at its first record, and goes by the note of its commit if it begins there."""
+        """Starts a partition at its first record, and applies the note of its commit if it starts there."""
         offset = self._inbox.first(place).offset
         if self._new[place] is None:
             asked = [TopicPartition(*each) for each, commit in self._new.items() if commit is None]
@@ -385,7 +385,7 @@ class PollingConsumer(confluent_kafka.Consumer):
         self._inbox.begin(place, offset, None if commit is None else commit.metadata)
 
     def _go_back(self) -> None:
-        """Lets partitions whose work was interrupted be read again from where nothing is lost."""
+        """Re-reads partitions whose work was interrupted, from an offset where nothing is lost."""
         for place, commit in [*self._inbox.interrupted.items()]:
             at = noting(place, *commit)
             with suppress(KafkaException):  # the partition has gone: its new owner begins at the commit
@@ -473,7 +473,7 @@ class PollingConsumer(confluent_kafka.Consumer):
 
 def _queue_of(message: Message) -> Place:
     error = message.error()
-    # An error without an offset stands in the way of no partition.
+    # An error without an offset blocks no partition.
     return place_of(message) if error is None or error.code() == END else ("", -1)
 
 

@@ -1,4 +1,4 @@
-"""confluent-kafka's producer with chunks: it sends what its topic would refuse in parts."""
+"""confluent-kafka's producer with chunks: it splits records that the topic would refuse."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from transforms.record import Record
 OnDelivery = Callable[..., None]
 
 _METADATA_S = 30.0
-_ROOM_S = 0.1  # how long one look waits for room in librdkafka's queue
+_ROOM_S = 0.1  # how long one look waits for space in librdkafka's queue
 _QUEUE = "queue.buffering.max.messages"
 _QUEUE_MESSAGES = 100_000  # librdkafka's default; 0 means unlimited
 _DEFAULT_PARTITIONER = "consistent_random"
-# Keys for which librdkafka's partitioners take a partition at random for each record; `random` does for all.
+# Keys for which librdkafka's partitioners choose a random partition for each record; `random` does for all.
 _AT_RANDOM: Mapping[str, tuple[bytes | None, ...]] = {
     "consistent_random": (None, b""),
     "murmur2_random": (None,),
@@ -54,17 +54,17 @@ _bare_poll: Callable[..., int] = confluent_kafka.Producer.poll
 
 
 class WritingProducer(confluent_kafka.Producer):
-    """The `produce` of our `SerializingProducer`, behind the serializers: it takes bytes.
+    """The `produce` of our `SerializingProducer`, after the serializers: it accepts bytes.
 
     It survives a `poll` or `flush` in a callback of this producer. confluent-kafka keeps the state of such a call by
-    thread, and a second one on the same thread removes it: with the next callback the process ends (issue 457 there).
+    thread, and a second one on the same thread removes it: with the next callback the process aborts (issue 457 there).
     Here the second call is an error.
 
-    `prepare` comes before the constructor of confluent-kafka's own class.
+    Call `prepare` before the constructor of confluent-kafka's own class.
     """
 
     def prepare(self, outgoing: Outgoing, config: Mapping[str, object]) -> None:
-        """Takes what is done with records that are too large, and the configuration of the client."""
+        """Sets how records that are too large are sent, and the configuration of the client."""
         self._outgoing = outgoing
         self._calling = set[int]()
         self._most_queued = config.get(_QUEUE, _QUEUE_MESSAGES)
@@ -104,7 +104,7 @@ class WritingProducer(confluent_kafka.Producer):
         key, value = _encoded(key), _encoded(value)
         own: Any = encoded(list(headers.items()) if isinstance(headers, Mapping) else headers) if headers else []
         if not outgoing.asks(key, value, own):
-            # Of two callbacks confluent-kafka takes the first, even if that is None.
+            # Of two callbacks confluent-kafka uses the first, even if that is None.
             bare_produce(self, topic, value, key, partition, on_delivery, None, timestamp, headers)
             return
         try:
@@ -136,10 +136,10 @@ class WritingProducer(confluent_kafka.Producer):
         return Delivery(done)
 
     def _queue(self, topic: str, partition: int, record: Record, delivery: Delivery, *, waits: bool) -> None:
-        """Queues a record. A chunk behind the first one waits for room: nobody can send the rest of a message again.
+        """Queues a record. Chunks after the first one wait for space: the rest of a message cannot be sent again.
 
         Raises:
-            BufferError: there is no room, and it does not wait; or it would in a callback, where nothing may wait.
+            BufferError: there is no space, and it does not wait, or may not wait because it is in a callback.
         """
 
         def ended(error: KafkaError | None, message: Message) -> None:
@@ -158,10 +158,10 @@ class WritingProducer(confluent_kafka.Producer):
                 return
 
     def _check_room(self, topic: str, first: Record) -> None:
-        """Refuses a value in a callback before its first chunk is queued: there nothing may wait for room.
+        """Refuses a value in a callback before its first chunk is queued, because nothing may wait for space there.
 
         Raises:
-            BufferError: librdkafka's queue has no room for all chunks.
+            BufferError: librdkafka's queue has no space for all chunks.
         """
         count, most, queued = Chunk.parse(first)[0].count, int(str(self._most_queued)), len(self)
         if most and queued + count > most:

@@ -1,4 +1,4 @@
-"""The delivery of a value in chunks, of which an application hears once."""
+"""The delivery of a value in chunks, which is reported to the application once."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 
 class Delivery:
-    """What becomes of the chunks of one value. Clients report it on any of their threads.
+    """The deliveries of the chunks of one value. Clients report them on any of their threads.
 
     Args:
         done: called once: with the first error and its result, or with None and the result that has the last offset,
-            when all chunks are delivered and `close` was called. With an error it is called immediately, as a client
-            may report nothing of the other chunks.
+            when all chunks are delivered and `close` was called. With an error it is called immediately, because
+            a client may not report the other chunks.
 
     Attributes:
         failed: whether a chunk was not delivered.
@@ -32,7 +32,7 @@ class Delivery:
             self._open += 1
 
     def end(self, error: Any, result: Any, offset: int) -> None:
-        """What became of a chunk."""
+        """The outcome of a chunk."""
         with self._lock:
             if self.failed:
                 return

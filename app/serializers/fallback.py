@@ -1,4 +1,4 @@
-"""What a producer with the strategy `auto` does while its store is down: it does without."""
+"""What a producer with the strategy `auto` does while its store is down."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ _AGAIN_S = 5.0  # as the worker with `large.message.strategy` = `auto`
 
 
 class Fallback:
-    """Whether the store is down, and which values go without it. Several threads may use one object.
+    """Whether the store is down, and which values are sent without it. Several threads may use one object.
 
     Args:
-        max_bytes: the longest value that can do without the store.
+        max_bytes: the longest value that can be sent without the store.
         clock: for tests, in seconds.
     """
 
     def __init__(self, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_bytes = max_bytes
         self._clock = clock
-        self._until_s: float | None = None  # when the store that is down is asked again
+        self._until_s: float | None = None  # when the store is tried again
 
     def holds(self, data: object) -> bool:
-        """Whether a value goes without the store now."""
+        """Whether a value is sent without the store now."""
         until_s = self._until_s  # another thread may set it
         fits = isinstance(data, bytes) and len(data) <= self._max_bytes
         return until_s is not None and fits and self._clock() < until_s
 
     def tried(self, data: bytes, store: Callable[[], _T]) -> _T | None:
-        """What `store` returns for a value; None if the store is down, and the value goes without it.
+        """What `store` returns for a value; None if the store is down, and the value is sent without it.
 
         Raises:
-            PayloadStoreError: the value cannot do without, or a later try does not help.
+            PayloadStoreError: the value needs the store, or a later try does not help.
         """
         if self._until_s is not None:
             self._until_s = self._clock() + _AGAIN_S  # no other value waits for this call

@@ -72,8 +72,8 @@ class LargeMessageTopic(faust.Topic):
 
         Raises:
             ChunkError: the record cannot be split, or its topic is compacted.
-            ConfigurationError: the strategy is `chunk`, and the topic does not say what it takes; or it takes
-                less than `producer_max_batch_size`.
+            ConfigurationError: the strategy is `chunk`, and the topic's limit is unknown; or it is below
+                `producer_max_batch_size`.
             SerializationError: the store failed, and nothing is sent; `__cause__` is its error.
         """
         used, name = schema or self.schema, self.get_topic_name()
@@ -117,7 +117,7 @@ class LargeMessageTopic(faust.Topic):
         return cast("Awaitable[RecordMetadata]", asyncio.ensure_future(metadata_of(sent, stamp_ms)))
 
     async def _sent(self, writes: Writes, name: str, **record: Any) -> asyncio.Future[Any]:
-        """As Faust's own `send` of bytes; has the topic asked again for what it takes, if it refuses the record."""
+        """As Faust's own `send` of bytes; if the topic refuses the record, its limit is looked up again."""
 
         def look(future: asyncio.Future[Any]) -> None:
             if not future.cancelled() and isinstance(future.exception(), MessageSizeTooLargeError):

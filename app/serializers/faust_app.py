@@ -1,4 +1,4 @@
-"""What a Faust app says of itself: its names, its limits, and how its clients reach the cluster.
+"""The settings of a Faust app: its names, its limits, and how its clients reach the cluster.
 
 The only module that uses Faust's private names; each line is marked.
 """
@@ -28,7 +28,7 @@ def check_names(app: AppT, *, enabled: bool) -> None:
 
 
 def client_keys(app: AppT) -> dict[str, object]:
-    """The keys of the app's own clients that the serializers read."""
+    """The properties of the app's own clients that the serializers read."""
     conf = app.conf
     known: dict[str, object] = {
         "max.request.size": conf.producer_max_request_size,
@@ -51,7 +51,7 @@ def cluster_arguments(app: AppT) -> dict[str, Any]:
 
 
 def consumer_arguments(app: AppT) -> dict[str, Any]:
-    """The same, for a consumer that reads as the app's own."""
+    """As `cluster_arguments`, for a consumer that reads like the app's own."""
     conf = app.conf
     committed = cast("Any", conf).processing_guarantee is ProcessingGuarantee.EXACTLY_ONCE
     return {
@@ -64,7 +64,7 @@ def consumer_arguments(app: AppT) -> dict[str, Any]:
 
 
 async def partition_of(app: AppT, topic: str, key: bytes | None) -> int:
-    """The partition that the app's producer chooses for a key, or at random; asks for the topic if it is new to it.
+    """The partition that the app's producer chooses for a key, or a random one; looks up the topic if it is new to it.
 
     Raises:
         KafkaError: the cluster does not know the topic.
@@ -81,7 +81,7 @@ def _consumer(app: AppT) -> AIOKafkaConsumer | None:
 
 
 def idle_seconds(app: AppT) -> float:
-    """For how long Faust has not asked for records: it does not while its agents have all that they can hold."""
+    """For how long Faust has not polled: it does not while its agents have all the records that they can hold."""
     consumer = _consumer(app)
     return 0.0 if consumer is None else idle_s(consumer)
 

@@ -1,8 +1,8 @@
 """Chunks in a Faust app: its agents get whole messages, and acknowledgements wait for incomplete ones.
 
-Faust commits behind what its agents have acknowledged, and each record is in its hands before a schema sees it. So this
-holds one acknowledgement more for each record that no commit may pass: that of each chunk, and of the records behind
-it. Faust's own gaps would not do: its first commit of a partition takes no account of what is missing before.
+Faust commits what its agents have acknowledged, and tracks each record before a schema sees it. So this holds one
+additional acknowledgement for each record that no commit may pass: that of each chunk, and of the records behind it.
+Faust's own gaps are not sufficient: its first commit of a partition ignores what is missing before.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from transforms.chunked_message import Assembled, Discarded
 from transforms.read_range import ReadRange
 from transforms.record import Header
 
-_LOOK_S = 0.2  # how often it looks which events are done, and which messages have expired
+_LOOK_S = 0.2  # how often it checks which events are done, and which messages have expired
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class _Held:
 
     Attributes:
         offset: of the record.
-        begins: the offset that no commit may pass before the agents have done with the record.
+        begins: the offset that no commit may pass before the agents have finished the record.
         message: the record; None if no agent has it.
     """
 
@@ -51,7 +51,7 @@ class _Held:
 
 @dataclass(slots=True)
 class _Partition:
-    """One partition, in one generation of the group, and until the application goes back in it.
+    """One partition, in one generation of the group, and until the application seeks back in it.
 
     Attributes:
         last: the last record that was taken; one that no agent gets is acknowledged.
@@ -63,13 +63,13 @@ class _Partition:
 
 
 class Chunks:
-    """Puts the chunks of an app's topics together. Belongs to the app's event loop.
+    """Reassembles the chunks of an app's topics. Belongs to the app's event loop.
 
     Args:
         app: the app.
-        values: of `app.chunks.keys.CONSUMER_KEYS`.
-        on_discarded: called with each message that is not whole. If it raises, the worker stops, and the next one calls
-            it with the message again.
+        values: of the properties in `app.chunks.keys.CONSUMER_KEYS`.
+        on_discarded: called with each message that cannot be reassembled. If it raises an error, the worker stops, and
+            the next one calls it with the message again.
 
     Raises:
         ConfigurationError: one message may be larger than all pending messages together.
@@ -79,7 +79,7 @@ class Chunks:
         self._app, self._on_discarded = app, on_discarded
         self._inbox = _Inbox(limits(values), values["chunk.lookback"])
         self._partitions: dict[TP, _Partition] = {}
-        self._acting = asyncio.Lock()  # one at a time does the actions of the inbox: a record, or the watch
+        self._acting = asyncio.Lock()  # one at a time runs the actions of the inbox: a record, or the watch
         self._watching = False
         self._reader: RangeReader | None = None
         self._downloads_end_s = 0.0  # when the last download ended; infinite while one is under way
@@ -91,7 +91,7 @@ class Chunks:
 
     @contextmanager
     def downloading(self) -> Iterator[None]:
-        """While the block runs, Faust reads no further: the time of incomplete messages stands still."""
+        """While the block runs, Faust does not read, so the time of incomplete messages stands still."""
         self._downloads_end_s = math.inf
         try:
             yield
@@ -99,7 +99,7 @@ class Chunks:
             self._downloads_end_s = time.monotonic()
 
     async def take(self, message: Message) -> bool:
-        """Takes a record, in the order of offsets; a last chunk becomes the whole message.
+        """Processes a record, in the order of offsets; a last chunk becomes the whole message.
 
         Returns:
             Whether agents get the record. If not, `skipped` is the event for Faust.
@@ -121,7 +121,7 @@ class Chunks:
         return not message.acked
 
     def skipped(self, message: Message) -> EventT[Any]:
-        """An event that no agent gets: Faust passes over those of another generation of the group."""
+        """An event that no agent receives: Faust skips those of another generation of the group."""
         of_none = Message.from_message(message, message.tp)
         of_none.value, of_none.headers, of_none.acked = None, {}, True
         return self._app.create_event(None, None, {}, of_none)
@@ -129,7 +129,7 @@ class Chunks:
     # --- one chunk ----------------------------------------------------------------------------------------------------
 
     def _forget(self, place: TP) -> None:
-        """Forgets what is held of a partition. It comes again, here or elsewhere, from the commit on."""
+        """Forgets what is held of a partition, which is read again, here or elsewhere, from the commit."""
         former = self._partitions.pop(place, None)
         if former is not None:
             self._app.consumer.unacked.difference_update(each.message for each in former.held if each.message)
@@ -145,10 +145,10 @@ class Chunks:
             cast("Any", self._app).add_future(self._watch())  # it ends with the app
         last = partition.last
         if not partition.held and last is not None and not last.acked:
-            # An agent still has a record in front, and Faust's commits would pass it.
+            # An agent still has an earlier record, and Faust's commits would pass it.
             _hold(partition, last, last.offset)
         self._inbox.put(message.tp, [message])
-        self._inbox.head(message.tp)  # puts it together
+        self._inbox.head(message.tp)  # reassembles it
         await self._act()
         whole = self._inbox.head(message.tp)  # None, too, if a rebalance has taken the partition
         if whole is None or whole.first is None:
@@ -159,7 +159,7 @@ class Chunks:
             _hold(partition, message, whole.first)
 
     async def _act(self) -> None:
-        """Gives what is discarded to the application, and reads again what did not fit into memory, in order."""
+        """Passes discarded messages to the application, and re-reads those that exceeded the memory limit, in order."""
         while self._inbox.actions:
             action = self._inbox.actions[0]
             if isinstance(action, Discarded):
@@ -180,13 +180,13 @@ class Chunks:
     # --- acknowledgements ---------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Gives acknowledgements back while some are held, and discards messages that have waited too long."""
+        """Releases acknowledgements while some are held, and discards messages that have waited too long."""
         try:
             while True:
                 since_s = time.monotonic()
                 await asyncio.sleep(_LOOK_S)
-                # Neither is time of reading: what is spent on downloads and on messages that are read again, nor what
-                # Faust waits for agents that are slow.
+                # Time spent on downloads, on messages that are re-read, or waiting for slow agents, is not time of
+                # reading.
                 read_s = max(0.0, time.monotonic() - since_s - idle_seconds(self._app))
                 if self._downloads_end_s > since_s or not self._app.flow_control.is_active():
                     read_s = 0.0
@@ -207,13 +207,13 @@ class Chunks:
                 await reader.stop()
 
     def _release(self, place: TP, partition: _Partition) -> None:
-        """Acknowledges what no incomplete message, and none that agents still have, holds back."""
+        """Acknowledges what is held back neither by an incomplete message nor by one that agents still have."""
         held, consumer = partition.held, self._app.consumer
         if not held or partition.last is None:
             return
         for each in held:
             if (message := each.message) is not None and message.refcount <= 1:
-                # Faust waits, before it gives partitions away, for all records whose agents have not done with them.
+                # Before it revokes partitions, Faust waits for all records that agents have not finished.
                 consumer.unacked.discard(message)
                 message.acked, each.message = True, None
                 if message.tracked:
@@ -226,7 +226,7 @@ class Chunks:
 
 
 class _Inbox(Inbox[Message]):
-    """An inbox that one record after the other passes: Faust itself has the queue."""
+    """An inbox for one record after the other: Faust itself has the queue."""
 
     def headers(self, record: Message) -> list[Header]:
         return listed(record.headers)
@@ -241,7 +241,7 @@ class _Inbox(Inbox[Message]):
 
 
 def _follows(message: Message, last: Message) -> bool:
-    """Whether a record comes behind another in the same generation of the group."""
+    """Whether a record follows another in this generation of the group."""
     return message.offset > last.offset and message.generation_id == last.generation_id
 
 

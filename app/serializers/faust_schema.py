@@ -46,7 +46,7 @@ OnFailure = Callable[[SerializationError, Message], "object | Awaitable[object]"
 
 _FIRST_WAIT_S = 0.5
 _LONGEST_WAIT_S = 30.0
-# Errors of the record itself: another try does not help, and the records behind it may be fine.
+# Errors of the record itself: retrying does not help, and the records behind it may be fine.
 _OF_THE_RECORD = (PayloadNotFoundError, ReferenceRefusedError, TransformError)
 
 _logger = logging.getLogger(logger_name(__name__))
@@ -54,7 +54,7 @@ _logger = logging.getLogger(logger_name(__name__))
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """What a schema works with once it knows its app.
+    """The parts of a schema once it knows its app.
 
     Attributes:
         writes: what is written.
@@ -184,8 +184,8 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         """As `dumps_key`, for the value.
 
         Raises:
-            SerializationError: the store failed; a header does not fit into a wrapper; a wrapped null would go to a
-                compacted topic; or the value must go in chunks.
+            SerializationError: the store failed; a header does not fit into a wrapper; a wrapped null would be written
+                to a compacted topic; or the value must be sent in chunks.
         """
         data, headers = super().dumps_value(app, value, serializer=serializer, headers=headers)
         writes, own = self.writes(app), listed(headers)
@@ -220,7 +220,7 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         value, _ = super().dumps_value(app, value, serializer=value_serializer, headers=headers)
         if writes.wraps(value):
             wrapped = partial(writes.wrapped, topic, value, own)
-            value = wrapped() if value is not None else await asyncio.to_thread(wrapped)  # which asks for the topic
+            value = wrapped() if value is not None else await asyncio.to_thread(wrapped)  # which looks up the topic
         if writes.wants(VALUE, value, own):
             value = await asyncio.to_thread(writes.offloaded, VALUE, topic, value, own)
         return key, value, _as_given(headers, own)
@@ -271,7 +271,7 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         return cast("DecodeFunction", restore)
 
     async def _restore(self, app: AppT, opened: _Opened, whole: Message) -> None:
-        """Makes key, value and headers what they were before a writer made references or wrappers of them.
+        """Restores key, value and headers from references and wrappers.
 
         A wrapper may hold a reference, as the worker writes it, and a payload may be a wrapper, as clients write it.
         """
@@ -340,7 +340,7 @@ def _unwrap(unwrap: Unwrap, whole: Message) -> None:
 
 
 async def _download(app: AppT, reader: ComposableDeserializer | None, part: Field, whole: Message) -> None:
-    """Puts the payload in the place of a reference, and removes the reference's headers."""
+    """Replaces a reference with its payload, and removes the reference's headers."""
     if reader is None:
         reason = f"LargeMessageSchema: it is a reference to a payload, and {STORE_CLASS} is missing"
         raise SerializationError(whole.topic, part.name, reason, deserializing=True)
@@ -366,7 +366,7 @@ async def _download(app: AppT, reader: ComposableDeserializer | None, part: Fiel
 
 
 def _as_given(given: OpenHeadersArg, headers: list[Header]) -> OpenHeadersArg:
-    """Headers in the form in which the application gave its own; the very same where none was added."""
+    """Headers in the form in which the application passed them; the same object if none was added."""
     if headers == listed(given):
         return given
     return cast("OpenHeadersArg", dict(headers) if isinstance(given, Mapping) else headers)

@@ -33,13 +33,13 @@ _STAGES = tuple(f"{part}.{kind}" for part in ("key", "value") for kind in ("seri
 
 
 class Writes:
-    """The serializers of one schema, and what becomes of a record that its topic would refuse.
+    """The serializers of one schema, and how a record that its topic would refuse is sent.
 
     Args:
         app: the app.
         config: of the schema, with the properties of the app's own clients.
         parts: what is serialized: keys, values, or both.
-        wrap: puts values into wrappers; None if they have none.
+        wrap: puts values into wrappers; None if they are not wrapped.
 
     Raises:
         ConfigurationError: a property is unknown or missing, its value is wrong, or the strategy needs a store and
@@ -63,7 +63,7 @@ class Writes:
         if stages and store is None:
             for name in config:
                 if misspelt(name, known) is not None:
-                    raise unknown(name, known)  # that something else is missing would be half of the truth
+                    raise unknown(name, known)  # a misspelled property is the better message than a missing one
             what = "keys=True" if self._strategy == "chunk" else f"{STRATEGY.name} = {self._strategy!r}"
             raise ConfigurationError(
                 STORE_CLASS, f'is missing; {what} needs a store (only {STRATEGY.name} = "chunk" for values does not)'
@@ -85,11 +85,11 @@ class Writes:
         return self._wrap is not None and self._wrap.wants(Record(None, value))
 
     def wrapped(self, topic: str, value: bytes | None, headers: list[Header]) -> bytes | None:
-        """The wrapper, into which the headers go. Blocks for a null, if the topic was not asked before.
+        """The wrapper, with the headers in it. Blocks for a null, if the topic was not looked up before.
 
         Raises:
-            SerializationError: the wrapper cannot hold a header; or a wrapped null, which deletes nothing, would go to
-                a compacted topic.
+            SerializationError: the wrapper cannot hold a header; or a wrapped null, which deletes nothing, would be
+                written to a compacted topic.
         """
         assert self._wrap is not None
         if value is None:
@@ -107,7 +107,7 @@ class Writes:
         return serializer is not None and serializer.wants(data, headers)
 
     def offloaded(self, part: Field, topic: str, data: object, headers: list[Header]) -> bytes | None:
-        """The path of the payload; the reference's headers join `headers`. Blocks.
+        """The path of the payload; the reference's headers are added to `headers`. Blocks.
 
         Raises:
             SerializationError: the store failed; `__cause__` is its error.
@@ -115,7 +115,7 @@ class Writes:
         return self._serializers[part.name].serialize(topic, headers, data)
 
     def check_whole(self, topic: str, value: object, headers: list[Header]) -> None:
-        """Refuses a value that must go in chunks, for what can send only one record.
+        """Refuses a value that must be sent in chunks, for methods that can send only one record.
 
         Raises:
             SerializationError: the app's producer would refuse the record.
@@ -133,14 +133,14 @@ class Writes:
     async def sized(
         self, topic: str, key: Any, value: Any, headers: list[Header], timestamp_s: float | None
     ) -> tuple[Any, Iterator[Record] | None]:
-        """The value that its topic takes, and None; or the value as it was, and its chunks.
+        """The value to send, and None; or the unchanged value, and its chunks.
 
-        The headers of a reference join `headers`.
+        The headers of a reference are added to `headers`.
 
         Raises:
             ChunkError: it cannot be split, or its topic is compacted.
-            ConfigurationError: the strategy is `chunk`, and the topic does not say what it takes; or it takes less
-                than `producer_max_batch_size`.
+            ConfigurationError: the strategy is `chunk`, and the topic's limit is unknown, or below
+                `producer_max_batch_size`.
             SerializationError: the store failed.
         """
         if not self._outgoing.asks(key, value, headers):

@@ -1,7 +1,7 @@
 """kafka-python's clients with serializers that see headers, and that may call a store.
 
-Both have all methods of kafka-python's own clients. One configuration with Kafka's names is for the client, its
-serializers and their store.
+Both have all methods of kafka-python's own clients. One configuration with Kafka's names configures the client,
+its serializers and their store.
 """
 
 from __future__ import annotations

@@ -14,14 +14,14 @@ from app.kafka.tokens import TokenProvider
 
 
 class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
-    """Gives the tokens of a provider, when kafka-python logs in."""
+    """Passes the tokens of a provider to kafka-python's logins."""
 
     def __init__(self, provider: TokenProvider) -> None:
         super().__init__()
         self._provider = provider
 
     def token(self) -> str:
-        """The token of now.
+        """The current token.
 
         Raises:
             TokenError: there is none.
@@ -30,14 +30,14 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
 
 
 class Listener(AsyncConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
-    """Commits what goes, and forgets it, before the application's own listener is called.
+    """Commits and forgets revoked partitions before the application's own listener is called.
 
-    An eager assignor names all partitions, and gives most back. kafka-python keeps the position of one that comes back,
-    so nothing of it is forgotten. Not each assignor says what is left: what counts is the assignment.
+    An eager assignor revokes all partitions, and assigns most of them again. kafka-python keeps the position of those,
+    so nothing of them is forgotten. Not every assignor reports the remaining ones, so the assignment counts.
 
     Args:
         forget: forgets those that are not assigned, and those that it is given.
-        leave: commits what is safe of partitions that may go; raises no error.
+        leave: commits the safe offsets of partitions that may be revoked; raises no error.
         own: the application's listener.
     """
 

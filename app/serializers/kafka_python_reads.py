@@ -32,7 +32,7 @@ from transforms.logger_name import logger_name
 
 _logger = logging.getLogger(logger_name(__name__))
 
-_LOOK_S = 1.0  # how often a poll that waits looks for expired messages, where any can expire
+_LOOK_S = 1.0  # how often a waiting poll checks for expired messages, if any can expire
 _LONG_LOOK_S = 60.0
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
@@ -73,7 +73,7 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
     """
 
     # A record goes from kafka-python to the inbox, where chunks become messages, from there restored to `_ready`, and
-    # to the application. A plain one, before which nothing waits, is ready as it is.
+    # to the application. A plain one, before which nothing waits, is ready unchanged.
 
     def __init__(
         self, config: Mapping[str, object], *topics: str, on_discarded: OnDiscarded = warn, **options: object
@@ -86,8 +86,8 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
             super().__init__(**{**arguments, "enable_auto_commit": False})
         self._ready = self._inbox.ready
         self._actions = Actions(self._inbox, on_discarded, lambda: Log(arguments))
-        self._iterated: deque[ConsumerRecord] = deque()  # those of one partition, while an iteration gives them
-        # What kafka-python gives next; None if the application has sought the beginning or the end.
+        self._iterated: deque[ConsumerRecord] = deque()  # those of one partition, while an iteration returns them
+        # What kafka-python returns next; None after a seek to the beginning or the end.
         self._next: dict[TopicPartition, int | None] = {}
         self._polled_s = -math.inf
         self._polling = False  # kafka-python's positions may be behind records that are not here yet
@@ -152,7 +152,7 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
         return given
 
     def __next__(self) -> ConsumerRecord:
-        """The next record; ends when none came for `consumer_timeout_ms`, or the consumer is closed.
+        """The next record; ends when none arrives for `consumer_timeout_ms`, or the consumer is closed.
 
         Raises:
             SerializationError: as `poll`.
@@ -175,10 +175,10 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
         return [tp for tp in partitions if tp in wanted]
 
     def _fill(self, until_s: float, most: int, *, iterates: bool = False) -> None:
-        """Sees to it that there are records to give, if any come until then.
+        """Ensures that there are records to return, if any arrive until then.
 
         Raises:
-            SerializationError: the next record of a partition cannot be restored, and no others are there to give.
+            SerializationError: the next record of a partition cannot be restored, and there are no others to return.
         """
         self._forget_gone()
         self._iterated = deque()
@@ -211,9 +211,9 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
     # --- polls --------------------------------------------------------------------------------------------------------
 
     def _poll(self, until_s: float, most: int) -> None:
-        """Waits for records until then, or until there is something else to look after.
+        """Waits for records until then, or until there is something else to do.
 
-        No shorter: a poll of kafka-python 3.0.12 whose time is over while it joins may leave it outside for minutes
+        Not for a shorter time: a poll of kafka-python 3.0.12 that ends while it joins may leave it outside for minutes
         (tried: one new group in fifty, with 100 ms).
         """
         self._polled_s, waits = time.monotonic(), self._inbox.waits
@@ -238,11 +238,11 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
             self._inbox.tick(time.monotonic() - self._polled_s, self._next.keys() - self.paused())
 
     def _put(self, found: dict[TopicPartition, list[ConsumerRecord]]) -> None:
-        """Puts what was polled where it waits. Partitions have come and gone before: a poll ends with its records."""
+        """Puts polled records into the inbox. Assignments have changed before: a poll ends with its records."""
         self._forget_gone()
         for tp, records in found.items():
             if records[0].offset < (self._next.get(tp) or 0):
-                self._forget(tp)  # it was elsewhere, and begins at its commit
+                self._forget(tp)  # it was assigned elsewhere, and begins at its commit
             if not self._inbox.has_begun(tp):
                 self._begin(tp, records[0].offset)
         for tp in [tp for tp in found if tp in self._ready or self._inbox.entries(tp)]:
@@ -274,9 +274,9 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
         return None if found is None else self._inbox.position(partition, found)
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """As kafka-python's. A message whose last chunk is at the offset, or behind it, comes whole.
+        """As kafka-python's. A message whose last chunk is at or after the offset is delivered whole.
 
-        No commit passes one that began before the offset and has not ended before it.
+        No commit passes a message that spans the offset.
         """
         super().seek(partition, offset)
         self._restart(partition, offset)
@@ -307,7 +307,9 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
     def _safe_offsets(self, offsets: Offsets | None) -> dict[TopicPartition, OffsetAndMetadata]:
         if offsets is not None:
             return {tp: self._safe(tp, at.offset, at.metadata or "", stated=True) for tp, at in offsets.items()}
-        if not self._polling:  # else a listener commits, or a signal handler: kafka-python's positions say nothing
+        if (
+            not self._polling
+        ):  # otherwise a listener or a signal handler commits, and kafka-python's positions do not help
             for tp in self.assignment():
                 # `poll` raises the first; the other occurs where kafka-python's thread revokes the partition.
                 with suppress(KafkaError, KeyError):
@@ -353,7 +355,7 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
         self._forget_gone()
 
     async def _leave(self, partitions: Collection[TopicPartition]) -> None:
-        """Commits before partitions go, on kafka-python's thread: within a poll, so what was given is done."""
+        """Commits before partitions are revoked, on kafka-python's thread: within a poll, so delivered records are done."""
         if self._commits and (safe := self._offsets(partitions)):
             try:
                 await super().commit_async(safe)
@@ -381,10 +383,10 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
         self._iterated = deque()
 
     def _go_back(self) -> None:
-        """Reads partitions again whose work was interrupted."""
+        """Re-reads partitions whose work was interrupted."""
         for place, (offset, metadata) in [*self._inbox.interrupted.items()]:
             tp = TopicPartition(*place)
-            with suppress(ValueError):  # it has gone
+            with suppress(ValueError):  # it was revoked
                 super().seek(tp, offset)
             self._restart(tp, offset, metadata)
 

@@ -1,4 +1,4 @@
-"""The records of kafka-python's consumer: those that wait for it, whole and restored; and a log that is read again."""
+"""The records of kafka-python's consumer: those that wait for it, whole and restored; and a log that is re-read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Records(Inbox[ConsumerRecord]):
     """An inbox whose records are restored before they are `ready`.
 
     Args:
-        deserializers: of keys and values, with the values of `app.chunks.keys.CONSUMER_KEYS`.
+        deserializers: of keys and values, with the values of the properties in `app.chunks.keys.CONSUMER_KEYS`.
     """
 
     def __init__(self, deserializers: ClientConfig[ComposableDeserializer]) -> None:
@@ -46,7 +46,7 @@ class Records(Inbox[ConsumerRecord]):
         return last._replace(value=value, headers=headers, serialized_value_size=len(value or b""))
 
     def add(self, found: Mapping[TopicPartition, Sequence[ConsumerRecord]]) -> None:
-        """Adds records of partitions of which nothing is here. If all are plain, and nothing waits, they are ready."""
+        """Adds records of partitions without entries. If all are plain, and nothing waits, they are ready."""
         headers = map(_headers_of, itertools.chain.from_iterable(found.values()))
         plain = self._keeps_plain and self.quiet and not any(headers)
         for tp, records in found.items():
@@ -58,13 +58,13 @@ class Records(Inbox[ConsumerRecord]):
     def restore(
         self, places: Sequence[TopicPartition], most: int, takes: Callable[[int], bool], *, hastens: bool
     ) -> None:
-        """Restores the next records of these partitions, until so many are ready, or one cannot be restored.
+        """Restores the next records of these partitions, until `most` are ready, or one cannot be restored.
 
         Args:
             places: the partitions, which have entries.
             most: how many records may be ready.
-            takes: says whether one more download, of at most so many bytes, may begin.
-            hastens: whether to wait for no download behind the first record.
+            takes: whether one more download, of at most this many bytes, may start.
+            hastens: whether to wait for no download after the first record.
         """
         left, restored = most - sum(map(len, self.ready.values())), None
         for at, tp in enumerate(places):
@@ -134,7 +134,7 @@ class Log:
         tp = TopicPartition(*place)
         self._consumer.assign([tp])
         self._consumer.seek(tp, start)
-        # What was read has been in the log. If it ends before `end` now, that was taken out of it.
+        # These offsets were in the log. If it now ends before `end`, they were removed.
         end = min(end, self._consumer.end_offsets([tp], timeout_ms=REQUEST_MS)[tp])
         while (self._consumer.position(tp, timeout_ms=REQUEST_MS) or 0) < end:
             found = self._consumer.poll(_STEP_MS).get(tp, [])

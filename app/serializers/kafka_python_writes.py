@@ -1,4 +1,4 @@
-"""kafka-python's producer with chunks: it sends what its topic would refuse in parts."""
+"""kafka-python's producer with chunks: it splits records that the topic would refuse."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from transforms.record import Header, Record
 
 
 class ChunkedFuture(Future):  # type: ignore[misc]  # kafka-python has no types
-    """What `send` gives for a value in chunks: the metadata of the last one, or the first error."""
+    """The result of `send` for a value in chunks: the metadata of the last one, or the first error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class ChunkedFuture(Future):  # type: ignore[misc]  # kafka-python has no types
         """As that of kafka-python's own future.
 
         Raises:
-            KafkaError: a chunk was not delivered, or this was not known in time.
+            KafkaError: a chunk was not delivered, or the result was not known in time.
         """
         if not self.is_done and not self._done.wait(timeout):
             raise KafkaTimeoutError(f"Timeout after waiting for {timeout} secs.")
@@ -59,7 +59,7 @@ class WritingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python has 
     Keys and values are serialized before kafka-python's own `send`, which has no place for several records of one.
 
     Args:
-        outgoing: what is done with records that are too large.
+        outgoing: how records that are too large are sent.
         arguments: of kafka-python's own class.
     """
 
@@ -68,7 +68,7 @@ class WritingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python has 
         self._plain_bytes, self._plain_topics = min(ANY_TOPIC_BYTES, outgoing.plain_bytes), set[str]()
         self._given, self._ended = _Given(), False
         partitioner = arguments.get("partitioner", KafkaProducer.DEFAULT_CONFIG["partitioner"])
-        self._by_key = type(partitioner) is DefaultPartitioner  # which goes by the key alone
+        self._by_key = type(partitioner) is DefaultPartitioner  # which depends on the key alone
         if not self._by_key:
             arguments["partitioner"] = _Partitioner(self._given, partitioner)
         super().__init__(**arguments)
@@ -137,7 +137,7 @@ class WritingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python has 
         delivery = Delivery(lambda error, last: result.failure(error) if error else result.success(last))
         first = next(pieces)  # hashes the value
         if partition is None and first.key is None and self._by_key:
-            # kafka-python takes one at random, too, if a record has no key.
+            # kafka-python also chooses a random one if a record has no key.
             partition = random.choice(sorted(self.partitions_for(topic)))  # noqa: S311  # no secret
         for piece in itertools.chain([first], pieces):
             if delivery.failed:

@@ -191,7 +191,7 @@ class LargeMessageSerializer(LargeMessage):
                 reference = self._signing.signed(reference, self._part)
         except WideloadError as exc:
             raise self._error(topic, str(exc)) from exc
-        except ValueError as exc:  # of a topic that Kafka would not take either
+        except ValueError as exc:  # of a topic that Kafka would refuse too
             raise self._error(topic, f"topic {topic!r}: {exc}") from exc
         headers.extend(reference.headers(self._part))
         return value

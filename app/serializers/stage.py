@@ -81,7 +81,7 @@ def load(item: object, direction: Direction, key: str, where: str, config: Mappi
     """Loads an item of the property `key`; `where` is its position there, for messages.
 
     Raises:
-        ConfigurationError: the item cannot be found or called, lacks the method, or refuses the configuration.
+        ConfigurationError: the item cannot be found or called, lacks the method, or rejects the configuration.
     """
     target: Any = item
     if isinstance(item, str):
@@ -145,7 +145,7 @@ def _call(target: object, direction: Direction, field: str) -> Call | None:
 def _positional(function: Callable[..., object], assumed: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
     """The names of the arguments that a function takes by position, and how many of them it requires.
 
-    `assumed` stands for the names of one that takes any, or that does not say, as some built-in functions.
+    `assumed` is used for a function that takes any, or has no signature, such as some built-in ones.
     """
     try:
         parameters = inspect.signature(function).parameters.values()

@@ -63,16 +63,16 @@ def is_wrapped_null(value: Any) -> bool:
 
 
 class Outgoing:
-    """The serializers of a producer, and what it does with records that their topics would refuse.
+    """The serializers of a producer, and how it sends records that their topics would refuse.
 
     The methods are for threads that have no event loop.
 
     Args:
         whole: the configuration of the client.
         names: the properties that the client knows.
-        largest_bytes: the most bytes of a record that the client itself takes.
-        batch_bytes: the most bytes of a batch of several records; 0 if the client sends a refused batch again in parts.
-        ask: asks the cluster for a topic; None to reach it by the configuration.
+        largest_bytes: the most bytes of a record that the client itself accepts.
+        batch_bytes: the most bytes of a batch of several records; 0 if the client splits a refused batch.
+        ask: looks up a topic; None to use the cluster of the configuration.
 
     Attributes:
         serializers: of keys and values, and the client's own properties.
@@ -95,7 +95,7 @@ class Outgoing:
     ) -> None:
         strategy = strategy_of(whole)
         config = {name: value for name, value in whole.items() if name != STRATEGY.name}
-        # The strategy may have been meant by a misspelt key.
+        # A misspelled property may have been meant as the strategy.
         self.serializers = client_config.producer(config, [*names, STRATEGY.name], PRODUCER_KEYS)
         with self.serializers.closed_on_error():
             larges = [each for part, each in self.serializers.larges if part == "value"]
@@ -118,22 +118,22 @@ class Outgoing:
                 self.plain_bytes = large.small_bytes
 
     def check(self, topic: str, value: object) -> None:
-        """Refuses what the application must not write.
+        """Refuses values that the application must not write.
 
         Raises:
-            SerializationError: a wrapped null would go to a compacted topic.
+            SerializationError: a wrapped null would be written to a compacted topic.
         """
         if is_wrapped_null(value):
             check_wrapper(self.destinations.wait_for(topic), value)
 
     def asks(self, key: object, value: object, headers: Sequence[Header]) -> bool:
-        """Whether what its topic takes may matter for a record of these bytes."""
+        """Whether the topic's limit may matter for a record of these bytes."""
         if not self._acts or not isinstance(key, bytes | None) or not isinstance(value, bytes | None):
             return False
         return not is_within(Record(key, value, headers), ANY_TOPIC_BYTES + HEADERLESS_OVERHEAD_BYTES)
 
     def fits(self, topic: str, record: Record) -> bool:
-        """Whether it is known already that the topic takes the record; asks nobody."""
+        """Whether the topic is already known to accept the record; makes no request."""
         known = self.destinations.known(topic)
         return known is not None and plan(record, known.limit_bytes) is Plan.WHOLE
 
@@ -144,8 +144,8 @@ class Outgoing:
 
         Raises:
             ChunkError: it cannot be split, or its topic is compacted.
-            ConfigurationError: the strategy is `chunk`, and the topic does not say what it takes; or it takes less
-                than a batch of the client.
+            ConfigurationError: the strategy is `chunk`, and the topic's limit is unknown, or below a batch of the
+                client.
             SerializationError: the payload store failed.
         """
         destination = self.destinations.wait_for(topic)

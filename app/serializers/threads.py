@@ -51,7 +51,7 @@ class Threads:
     async def close(self) -> None:
         """Waits until no store call is under way; no call can begin afterwards.
 
-        Calls that wait for a thread are not made: their callers get a `SerializationError`.
+        Calls that wait for a thread are not made: their callers receive a `SerializationError`.
         """
         self.closed = True
         await asyncio.to_thread(self._pool.shutdown)

@@ -2,8 +2,8 @@
 
 Source: the wrapper alternative of KIP-82, "Client users to create the message wrapper inserting their value inside it
 before creating producer record", and "Each headers value will be custom serialisable by the
-interceptors/plugins that use the header". The format is that of the worker
-(`transforms.wrapper`), so its `unwrap` reads what a client wrote.
+interceptors/plugins that use the header". The format is that of the worker (`transforms.wrapper`), so its `unwrap`
+reads what a client wrote.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TypedWrapper(Generic[V]):
 
 
 class _Wrapper(Configured):
-    """Knows whether it is for keys or for values, and the serializers of what is in the wrapper.
+    """Has the serializers of the content of a wrapper.
 
     Attributes:
         KEYS: the properties that are its own; None if they may be any.
@@ -72,7 +72,7 @@ class _Wrapper(Configured):
         self.KEYS = None if keys is None else tuple(keys)
 
     def close(self) -> None:
-        """Closes the serializers of what is in the wrapper."""
+        """Closes the serializers of the wrapper's content."""
         close_all(stage.target for stage in self._stages.values())
 
 
@@ -113,7 +113,7 @@ class WrapperSerializer(_Wrapper):
         within: Any = data.headers
         if not isinstance(within, Mapping):
             raise self._error(topic, f"the headers are of type {type(within).__name__}, allowed is a mapping")
-        if isinstance(data, TypedWrapper):  # what is in a `MessageWrapper` is serialized already
+        if isinstance(data, TypedWrapper):  # the content of a `MessageWrapper` is serialized already
             serialized = {key: self._content(topic, key, each) for key, each in within.items()}
             data = MessageWrapper(serialized, None if data.value is None else self._content(topic, None, data.value))
         try:
@@ -125,7 +125,7 @@ class WrapperSerializer(_Wrapper):
         return found
 
     def _content(self, topic: str, key: int | None, data: Any) -> Any:
-        """What is in the wrapper for a header, or for the value if `key` is None."""
+        """The bytes in the wrapper of a header, or of the value if `key` is None."""
         stage = self._stages.get(key)
         if stage is None:
             return data
@@ -134,7 +134,7 @@ class WrapperSerializer(_Wrapper):
         found = stage.run(topic, None, data)  # the headers of the record are not for it
         if isinstance(found, bytes):
             return found
-        # Producers look for the null that a compacted topic must not get before the value is serialized.
+        # Before the value is serialized, producers check for the null that must not be written to a compacted topic.
         hint = "; for a wrapper without a value, set the value to None" if found is None and key is None else ""
         raise stage.error(topic, f"returned {type(found).__name__}, allowed is bytes{hint}")
 
