@@ -355,7 +355,7 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
         self._forget_gone()
 
     async def _leave(self, partitions: Collection[TopicPartition]) -> None:
-        """Commits before partitions are revoked, on kafka-python's thread: within a poll, so delivered records are done."""
+        """Commits before partitions are revoked, on kafka-python's thread within a poll: delivered records are done."""
         if self._commits and (safe := self._offsets(partitions)):
             try:
                 await super().commit_async(safe)
