@@ -32,7 +32,7 @@ def differing(root: Path, reference: str) -> set[str]:
     try:
         base = _git(root, "merge-base", "HEAD", reference).strip()
     except subprocess.CalledProcessError as exc:
-        raise ValueError(f"git knows no common commit of HEAD and {reference!r}: {exc.stderr.strip()}") from exc
+        raise ValueError(f"git finds no common commit of HEAD and {reference!r}: {exc.stderr.strip()}") from exc
     differ = _git(root, "diff", "--name-only", "--no-renames", "-z", base)
     new = _git(root, "ls-files", "-o", "--exclude-standard", "-z")
     return {name for name in (differ + new).split("\0") if name}
@@ -104,7 +104,7 @@ def _git(root: Path, *arguments: str) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Prints the test files; says on stderr what was compared. The status is 1 where git has no such reference."""
     if shutil.which("git") is None:
-        print("git is not installed; name the tests: make test FILES=...", file=sys.stderr)
+        print("git is not installed; select the tests with make test FILES=...", file=sys.stderr)
         return 1
     known = [
         name

@@ -1,7 +1,7 @@
 """`python -m tests.simulation [SEED [COUNT]]`: runs the worker in simulated worlds, one history for each seed.
 
-With one seed alone its history is printed. With --minutes, as many seeds run as there is time for. The exit status is 1
-if a promise was broken: then the shortest history that breaks it is printed, and the command that runs it again.
+The history of a single seed is printed. With --minutes, as many seeds run as there is time for. If a guarantee was
+broken, the exit status is 1, and the shortest history that breaks it is printed, with the command that runs it again.
 """
 
 from __future__ import annotations
@@ -72,21 +72,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
-    options.add_argument("seed", type=int, nargs="?", help="the first seed; by default the time")
-    options.add_argument("count", type=int, nargs="?", help="how many seeds (1 after a seed, else 1,000)")
-    options.add_argument("--minutes", type=float, help="as many seeds as this takes, in place of a count")
-    options.add_argument("--seeds", type=Path, help="the seeds of this file: a seed and a play on each line")
+    options.add_argument("seed", type=int, nargs="?", help="the first seed (default: the time)")
+    options.add_argument("count", type=int, nargs="?", help="number of seeds (default: 1 with SEED, otherwise 1,000)")
+    options.add_argument("--minutes", type=float, help="run seeds for this time, in place of a count")
+    options.add_argument("--seeds", type=Path, help="run the seeds of a file: a seed and a play on each line")
     options.add_argument(
-        "--processes", type=int, default=len(os.sched_getaffinity(0)), help="at a time (%(default)s: the cores)"
+        "--processes",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="processes (default: cores, %(default)s)",
     )
-    options.add_argument("--chunk", type=int, default=100, help="histories of one process (%(default)s)")
-    options.add_argument("--shrink", type=float, default=30, help="seconds for each kind that broke (%(default)s)")
+    options.add_argument("--chunk", type=int, default=100, help="histories per process (default: %(default)s)")
     options.add_argument(
-        "--play", default="worker", help="what is simulated: worker, chunks, …; or all, by turns (%(default)s)"
+        "--shrink", type=float, default=30, help="seconds to shrink each failure (default: %(default)s)"
     )
-    options.add_argument("--only", metavar="NAMES", help="the only faults and acts that happen, or none")
-    options.add_argument("--workers", type=int, help="at the start, at most")
-    options.add_argument("--records", type=int, help="in the source, at most")
+    options.add_argument(
+        "--play", default="worker", help="what is simulated: worker, chunks, …; or all, in turns (default: %(default)s)"
+    )
+    options.add_argument("--only", metavar="NAMES", help="the only faults and acts that may happen, or none")
+    options.add_argument("--workers", type=int, help="maximum number of workers at the start")
+    options.add_argument("--records", type=int, help="maximum number of records in the source")
     options.add_argument("--tally", action="store_true", help="print how often each thing happened")
     options.add_argument("--digests", type=Path, help="write the digest of each history into this file")
     return options

@@ -58,7 +58,7 @@ class _Replayer(PlayActor):
                 await check_exactly_once(settings.client, log, timeout_ms)
             await work.run(None if dry else partial(open_writer, settings.client, log, timeout_ms))
             if work.tally.failures:
-                self.play.breaks(f"letters cannot be replayed: {work.tally.failed}")
+                self.play.breaks(f"dead-letter records cannot be replayed: {work.tally.failed}")
             return 0 if dry else work.tally.replayed
 
 
@@ -163,5 +163,5 @@ class ReplayPlay(Play):
                 if [*dict.fromkeys(found)] != wanted:
                     raise Broken(f"raw-{source} has {found}, not {wanted}")
                 if self.exactly_once and found != wanted:
-                    raise Broken(f"raw-{source} has letters twice: {found}")
+                    raise Broken(f"raw-{source} has records twice: {found}")
         self.check_left()

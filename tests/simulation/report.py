@@ -1,4 +1,4 @@
-"""What a run of the simulation reports: its progress, each kind of broken promise with a short history, the sums."""
+"""What a run of the simulation reports: its progress, each kind of broken guarantee with a short history, totals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SEEDS = 8
 
 class Report:
     def __init__(self) -> None:
-        self.broken: dict[str, list[Outcome]] = defaultdict(list)  # by kind, the outcomes that broke a promise
+        self.broken: dict[str, list[Outcome]] = defaultdict(list)  # by kind, the outcomes that broke a guarantee
         self.tally: Counter[str] = Counter()  # how often each thing happened
         self._began_s = self._said_s = real_s()
         self._count = self._steps = 0
@@ -25,7 +25,7 @@ class Report:
         self._slowest: Outcome | None = None
 
     def add(self, outcome: Outcome) -> None:
-        """Counts a history; reports a new kind of broken promise, and the progress now and then."""
+        """Counts a history; reports new kinds of broken guarantees, and regularly the progress."""
         self._count += 1
         self._steps += outcome.steps
         self._virtual_s += outcome.virtual_s
@@ -40,20 +40,20 @@ class Report:
                 _say(f"seed {outcome.seed}: {outcome.kind}")
         if real_s() - self._said_s > _EVERY_S:
             self._said_s = real_s()
-            _say(f"{self._count:,} histories, {sum(map(len, self.broken.values()))} broke a promise")
+            _say(f"{self._count:,} histories, {sum(map(len, self.broken.values()))} broke a guarantee")
 
     def summary(self) -> Iterator[str]:
         seconds, count = real_s() - self._began_s, max(1, self._count)
         yield (
-            f"{self._count:,} histories in {seconds:.1f} s, {self._count / max(seconds, 0.001):.0f} a second; each has"
+            f"{self._count:,} histories in {seconds:.1f} s, {self._count / max(seconds, 0.001):.0f} per second; each:"
             f" {self._cpu_s / count * 1000:.1f} ms of CPU, {self._steps / count:,.0f} steps,"
             f" {self._virtual_s / count:.1f} virtual seconds"
         )
         if self._slowest is not None:
-            yield f"the longest: seed {self._slowest.seed}, {self._slowest.cpu_s:.2f} s, {self._slowest.steps:,} steps"
+            yield f"the slowest: seed {self._slowest.seed}, {self._slowest.cpu_s:.2f} s, {self._slowest.steps:,} steps"
         for kind, found in sorted(self.broken.items(), key=lambda each: -len(each[1])):
             seeds = " ".join(str(each.seed) for each in found[:_SEEDS])
-            yield f"{len(found):,} broke: {kind} (seeds {seeds}{' …' if len(found) > _SEEDS else ''})"
+            yield f"{len(found):,} failed: {kind} (seeds {seeds}{' …' if len(found) > _SEEDS else ''})"
 
     def tallied(self) -> Iterator[str]:
         """How often each thing happened, the rarest last."""
@@ -62,13 +62,13 @@ class Report:
 
 
 def explain(found: list[Outcome], seconds: float) -> Iterator[str]:
-    """The shortest history of one kind of broken promise that so many seconds find."""
+    """The shortest history of one kind of broken guarantee that is found in so many seconds."""
     smallest = min(found, key=lambda each: (len(each.happened), each.steps))
     best = shrunk(smallest, seconds) if seconds > 0 else smallest
     (outcome,) = outcomes([(best.seed, best.cuts)], 1, Detail(history=True))
     yield f"seed {outcome.seed}, {len(outcome.happened)} of its {len(smallest.happened)} faults and acts:"
     yield from told(outcome)
-    yield f"again: {best.command}"
+    yield f"to run it again: {best.command}"
 
 
 def told(outcome: Outcome) -> Iterator[str]:
@@ -79,10 +79,10 @@ def told(outcome: Outcome) -> Iterator[str]:
             times += 1
             continue
         if times:
-            yield f"           … {times} times more"
+            yield f"           … {times} more times"
         before, times = text, 0
         yield f"  {line}"
-    yield f"  BROKEN: {outcome.broken}" if outcome.broken else "  all promises were kept"
+    yield f"  BROKEN: {outcome.broken}" if outcome.broken else "  all guarantees were kept"
 
 
 def _say(text: str) -> None:
@@ -90,10 +90,10 @@ def _say(text: str) -> None:
 
 
 def shrunk(found: Outcome, seconds: float) -> Outcome:
-    """The shortest history of its seed that is found in so many seconds and breaks the same promise; itself at worst.
+    """The shortest history of its seed, found in so many seconds, that breaks this guarantee; the given one at worst.
 
     Faults are left out by halves, then quarters, down to single ones (delta debugging, Zeller and Hildebrandt 2002).
-    What is left out changes what happens afterwards, so the result is no minimum, and need not be.
+    What is left out changes what happens afterwards, so the result may not be minimal, and need not be.
     """
     search = _Search(found, real_s() + seconds)
     search.take(replace(found.cuts, only=frozenset(found.happened)))
@@ -114,7 +114,7 @@ class _Search:
         self._tried: set[Cuts] = set()
 
     def take(self, cuts: Cuts) -> bool:
-        """Tries it; whether it still breaks the promise, and so is the best."""
+        """Tries it; True if it still breaks the guarantee, and so is the best."""
         if cuts in self._tried or real_s() > self._until_s:
             return False
         self._tried.add(cuts)

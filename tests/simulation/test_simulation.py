@@ -78,26 +78,26 @@ def test_fault_is_found_and_told_in_a_short_history() -> None:
 
 
 def test_seeds_that_found_something_break_no_promise() -> None:
-    """Each seed of `seeds.txt` broke a promise once, and breaks none now."""
+    """Each seed of `seeds.txt` broke a guarantee once, and breaks none now."""
     run = _run("--seeds", _SEEDS, "--processes", 1)
     assert run.returncode == 0, run.stdout
 
 
 @pytest.mark.slow
 def test_fresh_seeds_break_no_promise() -> None:
-    """Histories that nobody has run before break no promise: each commit has other seeds."""
+    """New histories break no guarantee: each commit has other seeds."""
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=_ROOT, capture_output=True, text=True, check=False).stdout
     first = int(head[:7] or "1", 16)
     run = _run(first, _FRESH, "--play", "all", "--processes", 1)
     assert run.returncode == 0, (
-        f"Seeds from {first} on broke a promise. Your change may not be at fault, as these seeds are new: see"
+        f"Seeds from {first} on broke a guarantee. Your change may not be the cause, as these seeds are new: see"
         f" 'The simulation' in CONTRIBUTING.md.\n{run.stdout}{run.stderr}"
     )
 
 
 @pytest.mark.slow
 def test_clients_break_no_promise(tmp_path: Path) -> None:
-    """Histories of the clients with chunks, and of `dlq replay`, break no promise."""
+    """Histories of the clients with chunks, and of `dlq replay`, break no guarantee."""
     seeds = tmp_path / "seeds"
     seeds.write_text("\n".join(f"{seed} {play}" for play in _CLIENTS for seed in range(1, 61)))
     run = _run("--seeds", seeds, "--processes", 1)
