@@ -70,7 +70,7 @@ def test_fault_is_found_and_told_in_a_short_history() -> None:
     run = _run(1, 40, "--processes", 1, "--shrink", 2, program=careless)
     assert run.returncode == 1, run.stderr
     assert "are not written" in run.stdout
-    line = next(line for line in run.stdout.splitlines() if line.startswith("again: "))
+    line = next(line for line in run.stdout.splitlines() if line.startswith("to run it again: "))
     _, _, arguments = line.partition("tests.simulation ")
     again = _run(*arguments.split(), program=careless)
     assert again.returncode == 1, again.stdout
