@@ -1,6 +1,6 @@
-"""What the stores of buckets have in common: `stores.s3`, `stores.gcs` and `stores.azure`.
+"""What the bucket stores share: `stores.s3`, `stores.gcs` and `stores.azure`.
 
-A path is `SCHEME://CONTAINER/PREFIX/TOPIC/ID`. A put in one request is atomic and durable when it is answered, and
+A path is `SCHEME://CONTAINER/PREFIX/TOPIC/ID`. A put in one request is atomic and durable when it returns, and
 every later read sees it.
 """
 
@@ -22,7 +22,7 @@ PROBE = b"A probe of Wideload. It may be deleted."
 
 
 class KeptError(PayloadStoreError):
-    """The store neither replaces nor removes the payload that has this name, for a time.
+    """The store temporarily neither replaces nor removes the payload of this name.
 
     So it is under a retention policy, a hold, or Object Lock without versions.
     """
@@ -73,8 +73,8 @@ class BucketStore(Store):
         """Stores at any path.
 
         Raises:
-            KeptError: there is a payload that is kept.
-            PayloadStoreError: it could not be done.
+            KeptError: there is a payload that must not be replaced.
+            PayloadStoreError: the request failed.
         """
 
     @abstractmethod

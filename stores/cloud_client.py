@@ -1,4 +1,4 @@
-"""Requests to a bucket through obstore, each within its time: what `stores.gcs` and `stores.azure` have in common."""
+"""Requests to a bucket through obstore, each with a deadline, for `stores.gcs` and `stores.azure`."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class CloudClient:
                 raise PayloadTooLargeError(path, size, max_bytes)
             data = bytes(answer.bytes()) if size else b""
             if len(data) != size:
-                raise OSError(f"the connection was cut after {len(data):,} of {size:,} bytes")
+                raise OSError(f"the connection was closed after {len(data):,} of {size:,} bytes")
             return data
 
         return self.call(get, "get", path)
@@ -162,7 +162,7 @@ class CloudClient:
             except FAILURES as exc:
                 if Failure.of(exc).status not in {HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN}:
                     raise
-            # The answer to a HEAD has no body, so it does not say whether the object is missing, or the bucket.
+            # The response to a HEAD has no body, so it does not show whether the object is missing, or the bucket.
             return Found.of(obstore.get(self.reader, key).meta)
 
         return self.call(head, "head", path)
@@ -177,7 +177,7 @@ class CloudClient:
         last: str | None = None
 
         def page(_: float) -> tuple[Any, Sequence[Found] | None]:
-            # A stream that failed is over: the next attempt begins a new one behind the last page.
+            # A stream that failed cannot continue: the next attempt starts a new one after the last page.
             stream = (
                 streams.pop() if streams else obstore.list(self.reader, prefix or None, offset=last, chunk_size=_PAGE)
             )

@@ -126,7 +126,7 @@ class _TimedAdapter(requests.adapters.HTTPAdapter):
 
 
 def timed_session(connections: int) -> requests.Session:
-    """A session whose requests end at the deadline of `stores.http_time.within`, however slowly an answer comes.
+    """A session whose requests end at the deadline of `stores.http_time.within`, however slow a response is.
 
     Args:
         connections: how many are kept open.
@@ -144,7 +144,7 @@ def _hide_signature(record: logging.LogRecord) -> bool:
 
 
 def _unchanged(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    """In the place of credentials: without it, requests would put those of `~/.netrc` over ours."""
+    """Instead of credentials: without it, requests would use those of `~/.netrc`."""
     return request
 
 

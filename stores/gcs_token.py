@@ -1,4 +1,4 @@
-"""Tokens of Google's: application default credentials, or those of the keys. Only this knows google-auth."""
+"""Google's tokens: of application default credentials, or of the configured ones. Only this imports google-auth."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _TYPES: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 
 
 class Tokens:
-    """A token that is renewed before its end, for obstore and for the JSON interface. May be used by several threads.
+    """A token that is renewed before it expires, for obstore and for the JSON API. May be used by several threads.
 
     An instance is a `GCSCredentialProvider` of obstore.
 
@@ -94,7 +94,7 @@ class Tokens:
         return made
 
     def ready(self, deadline: float) -> None:
-        """Renews the token if it is near its end.
+        """Renews the token if it is about to expire.
 
         Args:
             deadline: of the call that needs it, in seconds of the monotonic clock.
@@ -104,7 +104,7 @@ class Tokens:
             PayloadStoreError: the token service did not answer; may be tried again.
         """
         if not self._lock.acquire(timeout=max(deadline - time.monotonic(), 0)):
-            raise PayloadStoreError("GCS token failed: no token came in the time allowed", retriable=True, key=_KEY)
+            raise PayloadStoreError("GCS token failed: no token within the time allowed", retriable=True, key=_KEY)
         try:
             # `valid` is false some minutes before the end.
             if self._credentials is None or not self._credentials.valid:
@@ -155,7 +155,7 @@ class Tokens:
         def send(url: str, method: str = "GET", **more: Any) -> Any:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise google.auth.exceptions.TransportError("no token came in the time allowed")
+                raise google.auth.exceptions.TransportError("no token within the time allowed")
             given = more.pop("timeout", None) or self._request_seconds
             try:
                 with within(left):
@@ -209,7 +209,7 @@ def _may_pass(exc: Exception) -> bool:
 def _refused(exc: Exception) -> PayloadStoreError:
     text = printable(f"{type(exc).__name__}: {exc}", _TEXT_CHARACTERS)
     if _may_pass(exc):
-        return PayloadStoreError(f"GCS token failed: {text}; no answer with a token", retriable=True, key=_KEY)
+        return PayloadStoreError(f"GCS token failed: {text}; not a response with a token", retriable=True, key=_KEY)
     return PayloadStoreAccessError(
         f"GCS token failed: {text}; set {_KEY}, or application default credentials "
         "(GOOGLE_APPLICATION_CREDENTIALS, gcloud auth application-default login, the service account of the machine)",

@@ -1,8 +1,8 @@
-"""HTTP connections that keep the deadline of a call, whatever the server does, and bound the length of its answers.
+"""HTTP connections that keep the deadline of a call, whatever the server does, and limit the length of its responses.
 
-The time-out of a socket starts over with each byte. A server or proxy that sends a byte now and then could hold a
-thread for hours, at any place: the TLS handshake, an interim answer, the head of an answer, the body of an error. So
-each wait of these connections ends at the deadline of its thread, and none of what reads an answer has to look.
+The timeout of a socket restarts with each byte. A server or proxy that sends a byte now and then could block a thread
+for hours, at any point: the TLS handshake, an interim response, the head of a response, the body of an error. Therefore
+each wait of these connections ends at the deadline of its thread, and code that reads a response need not check it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ ANSWER_BYTES = 16 * 1_048_576
 """The longest response without the data of a payload. A page of 1,000 keys, the longest ones S3 allows, takes 4 MB."""
 
 _FOREVER = float("inf")
-_LATE = "the call did not come to its end in the time that large.message.store.timeout.ms allows"
+_LATE = "the call did not finish in the time that large.message.store.timeout.ms allows"
 
 
 class LateError(Exception):
-    """The time for a call is over, or its response is too long.
+    """The deadline of a call is over, or its response is too long.
 
     No `OSError`, because urllib3 would report that as a cut connection.
     """
@@ -97,7 +97,7 @@ def apart(calls: Calls, call: Callable[[], _T]) -> _T:
     For what has no timeout: name resolution, trying each address of a host, programs.
 
     Args:
-        calls: bounds how many hang at a time.
+        calls: limits how many hang at a time.
         call: runs on this thread if there is no deadline.
 
     Raises:

@@ -1,8 +1,8 @@
 """Keys of AWS KMS as master keys: `GenerateDataKey` for writers, `Decrypt` for readers, through boto3.
 
-A key that KMS has made wraps the data key of one payload, or of as many as
-`large.message.encryption.kms.data.key.reuse` says. It travels in each record, encrypted by KMS, and KMS decrypts it for
-readers. A reader keeps the last ones in memory for some minutes, so payloads that share one cost one call.
+A key from KMS wraps the data key of one payload, or of up to `large.message.encryption.kms.data.key.reuse` payloads. It
+is part of each record, encrypted by KMS, and KMS decrypts it for readers. A reader caches the last ones for some
+minutes, so payloads that share one cost one call.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _ENDPOINT = re.compile(
 
 @dataclass(slots=True)
 class _Made:
-    """A key that KMS has made, and for how many payloads and how long it may still be used."""
+    """A key from KMS, and for how many payloads and how long it may still be used."""
 
     master: MasterKey
     left: int
@@ -100,15 +100,15 @@ class KmsKeyring:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        # It logs the body of each answer, at DEBUG; the key is there in the clear.
+        # It logs the body of each response at DEBUG, which contains the key in clear text.
         logger = logging.getLogger("botocore.parsers")
         if _hide_key not in logger.filters:
             logger.addFilter(_hide_key)
         if settings.endpoint is not None and not _is_endpoint(settings.endpoint):
             raise ConfigurationError(
                 KMS_ENDPOINT_NAME,
-                f"found {shown(masked(settings.endpoint))}, allowed is https://, host and port: answers have keys in "
-                "the clear. Only on this machine may it be http://",
+                f"found {shown(masked(settings.endpoint))}, allowed is https://, host and port, because responses "
+                "contain keys in clear text; http:// only for this machine",
             )
         self._local = local
         self._settings = settings
@@ -144,7 +144,7 @@ class KmsKeyring:
         if key_id not in self._settings.key_ids:
             return self._local.find(path, key_id, token)
         if not 0 < len(token) <= _MOST_TOKEN_BYTES:
-            raise EncryptionError(path, f"its data key lacks what AWS KMS needs for key {key_id}")
+            raise EncryptionError(path, f"its data key is not one that AWS KMS has encrypted with key {key_id}")
         place = key_id, token
         with self._lock:
             kept = self._kept.get(place)
@@ -173,13 +173,15 @@ class KmsKeyring:
         except (aws.ClientError, aws.BotoCoreError, urllib3.exceptions.HTTPError, LateError, OSError) as exc:
             raise _translated(exc, operation, key_id, path) from exc
         except (ValueError, TypeError, AttributeError, RecursionError) as exc:
-            # botocore takes any JSON for an object, and any value for base64.
-            raise _no_kms(f"{operation} of key {key_id}", f"no answer of AWS KMS ({type(exc).__name__})") from exc
+            # botocore accepts any JSON as an object, and any value as base64.
+            raise _no_kms(
+                f"{operation} of key {key_id}", f"a response that is not from AWS KMS ({type(exc).__name__})"
+            ) from exc
         plaintext, token = found.get("Plaintext"), found.get("CiphertextBlob")
         right = isinstance(plaintext, bytes) and len(plaintext) == _KEY_BYTES
         sealed = path is not None or (isinstance(token, bytes) and 0 < len(token) <= _MOST_TOKEN_BYTES)
         if not right or not sealed:
-            raise _no_kms(f"{operation} of key {key_id}", "an answer of AWS KMS without a key of 256 bits")
+            raise _no_kms(f"{operation} of key {key_id}", "a response of AWS KMS without a key of 256 bits")
         return found
 
     def _client(self, key_id: str) -> Any:
@@ -219,8 +221,8 @@ def _hide_key(record: logging.LogRecord) -> bool:
 
 
 def _no_kms(call: str, found: str) -> PayloadStoreError:
-    told = f"{call} failed: there is {found}; check {KMS_ENDPOINT_NAME}, and any proxy before it"
-    return PayloadStoreError(told, retriable=True, key=KMS_ENDPOINT_NAME)
+    message = f"{call} failed: received {found}; check {KMS_ENDPOINT_NAME}, and any proxy before it"
+    return PayloadStoreError(message, retriable=True, key=KMS_ENDPOINT_NAME)
 
 
 def _translated(exc: Exception, operation: str, key_id: str, path: str | None) -> Exception:
@@ -228,7 +230,7 @@ def _translated(exc: Exception, operation: str, key_id: str, path: str | None) -
         refused = isinstance(exc, aws.NoCredentialsError)
         text = f"{operation} of key {key_id} failed: {type(exc).__name__}: {printable(str(exc), _TEXT_CHARACTERS)}"
         if refused:
-            return PayloadStoreAccessError(f"{text}; AWS's own chain gives none", key=KMS_KEY_NAME)
+            return PayloadStoreAccessError(f"{text}; AWS's provider chain has none", key=KMS_KEY_NAME)
         return PayloadStoreError(text, retriable=True, key=KMS_ENDPOINT_NAME)
     error = exc.response.get("Error", {})
     code = str(error.get("Code", ""))

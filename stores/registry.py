@@ -14,7 +14,7 @@ from transforms.errors import ConfigurationError, PayloadTooLargeError
 
 STORE_CLASS = "large.message.payload.store.class"
 
-# By path: a module is imported when it is asked for, as boto3 takes a third of a second and may not be installed.
+# By path: a module is imported when needed, because boto3 takes a third of a second and may not be installed.
 _BUILT_IN: Mapping[str, str] = {
     "azure": f"{__package__}.azure:AzureStore",
     "filesystem": f"{__package__}.filesystem:FilesystemStore",
@@ -26,7 +26,7 @@ STORE_NAMES: Sequence[str] = tuple(_BUILT_IN)
 
 
 def open_store(config: Mapping[str, object], *, bounded: bool = False) -> PayloadStore:
-    """The store that `large.message.payload.store.class` names, configured with all other keys. Makes no request.
+    """The store that `large.message.payload.store.class` names, configured with all other properties. Sends no request.
 
     A configuration that was not read from a file may contain the class itself.
 

@@ -294,7 +294,7 @@ def _receive(stream: HTTPResponse, path: str, size: int | None, max_bytes: int) 
         if not piece or received == size:
             break
     if size is not None and received < size:
-        raise ConnectionError(f"the connection was cut after {received:,} of {size:,} bytes")
+        raise ConnectionError(f"the connection was closed after {received:,} of {size:,} bytes")
     return b"".join(pieces)
 
 

@@ -1,4 +1,4 @@
-"""What an answer of an S3 server must have, and what it says of an object, for `stores.s3`."""
+"""What a response of an S3 server must have, and what it says about an object, for `stores.s3`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The credentials of AWS's own chain, which may change while a process runs, for `stores.s3` and `stores.kms`.
+"""The credentials of AWS's provider chain, which may change while a process runs, for `stores.s3` and `stores.kms`.
 
-botocore searches its chain once for a client. It renews credentials that come with their end, such as those of a role,
-and keeps all others. But those of a file have an end too: an agent replaces them (boto/botocore#704). So the chain is
-searched again when a service refuses the credentials, and the request is sent again if there are others now.
+botocore searches its chain once per client. It renews credentials with an expiry time, such as those of a role, and
+keeps all others. But those of a file may expire too, and be replaced by an agent (boto/botocore#704). The chain is
+therefore searched again when a service refuses the credentials, and the request is sent again if others are found.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TEXT_CHARACTERS = 500
 _REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
         ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"),
-        "they have expired: what wrote them there must renew them",
+        "they have expired, and must be renewed at their source",
     ),
     **dict.fromkeys(
         (
@@ -84,7 +84,7 @@ _PASSING = (
 
 
 class CredentialsError(Exception):
-    """AWS's own chain gives no credentials: `str` is the reason, for people.
+    """AWS's provider chain has no credentials: `str` is the reason.
 
     Attributes:
         may_pass: whether waiting may help.
@@ -102,26 +102,26 @@ class CredentialsError(Exception):
             )
             text = cause.response.get("Error", {}).get("Message", "")
             said = f"{cause.operation_name}: {code or 'no code'} (HTTP {status}): {text}"
-        super().__init__(f"AWS's own chain gives no credentials: {printable(said, _TEXT_CHARACTERS)}")
+        super().__init__(f"AWS's provider chain has no credentials: {printable(said, _TEXT_CHARACTERS)}")
 
     def translated(self, call: str, key: str) -> PayloadStoreError:
         """The project's error, for a call that has failed by this one; `key` is the one to change."""
         if self.may_pass:
             return PayloadStoreError(f"{call}: {self}", retriable=True, key=key)
-        advice = "check what the chain asks: a profile, a role and whom it trusts, the file of a token"
+        advice = "check the sources of the chain: a profile, a role and its trust policy, the file of a token"
         return PayloadStoreAccessError(f"{call}: {self}; {advice}", key=key)
 
 
 def refused_of_chain(error: aws.ClientError) -> str | None:
-    """Which credentials of AWS's own chain were refused, and why, for people; None if none of it were."""
+    """Which credentials of AWS's provider chain were refused, and why; None if the refused ones are not from it."""
     found: Any = error.response.get("Error", {})
     method, failed, why = found.get(_METHOD), found.get(_FAILED), _REFUSED.get(_answer(error.response)[0])
     others = f"; the search for others fails: {printable(failed, _TEXT_CHARACTERS)}" if failed else ""
-    return f"the credentials are those of AWS's own chain ({method}): {why}{others}" if method and why else None
+    return f"the credentials are those of AWS's provider chain ({method}): {why}{others}" if method and why else None
 
 
 class ChainCredentials:
-    """What botocore signs requests with, in place of what it finds itself. Several threads may use it.
+    """The credentials with which botocore signs requests, instead of those it finds itself. Thread-safe.
 
     Args:
         search: searches the chain: credentials of botocore, or None.
@@ -178,7 +178,7 @@ class ChainCredentials:
         return lambda: getattr(self.get_frozen_credentials(), name, None)
 
     def renew(self, client: Any) -> None:
-        """Makes a client send a request again if its credentials were refused and the chain has others now."""
+        """Makes a client retry a request if its credentials were refused and the chain now has others."""
         service = client.meta.service_model.service_id.hyphenize()
         client.meta.events.register_first(f"needs-retry.{service}", self._refused)
 

@@ -17,10 +17,10 @@ from stores.s3_credentials import CredentialsError, refused_of_chain
 from transforms.errors import PayloadNotFoundError, PayloadStoreAccessError, PayloadStoreError, PayloadUnfitError
 from transforms.text import printable
 
-NO_S3_SERVER = "which is not the answer of an S3 server; check s3.endpoint, and any proxy before it"
-"""The end of a message about an answer that lacks what S3's have."""
+NO_S3_SERVER = "which is not a response of an S3 server; check s3.endpoint, and any proxy before it"
+"""The end of a message about a response that lacks what S3's have."""
 
-# Checked in this order; the first class that fits decides. Errors in none of these tables stay until somebody acts.
+# Checked in this order; the first class that fits decides. Errors in none of these tables are permanent.
 _MAY_PASS: Sequence[tuple[type[BaseException], bool]] = (
     (aws.NoCredentialsError, False),
     (aws.ProxyConnectionError, True),
@@ -33,7 +33,7 @@ _MAY_PASS: Sequence[tuple[type[BaseException], bool]] = (
     (OSError, True),
 )
 
-# From botocore, in the words of Python: an answer has another form than S3's, or a number or a date in it is none.
+# From botocore, as Python's errors: a response does not have S3's form, or a number or a date in it is invalid.
 _UNREADABLE = (
     ValueError,
     OverflowError,
@@ -110,7 +110,7 @@ _KMS_KEY = "s3.sse.kms.key.id"
 _REGION = "s3.region"
 _ACCESS_KEY = "s3.access.key"
 
-# Whom a refusal blames, by its code. A server without a code of S3's is none.
+# What a refusal is due to, by its code. A server without S3's codes is not an S3 server.
 _BLAMED: Mapping[str, str] = {
     "AccessDenied": _ACCESS_KEY,
     "AuthorizationHeaderMalformed": _REGION,
@@ -129,7 +129,7 @@ _BLAMED: Mapping[str, str] = {
     "XAdminUserNotFound": _ACCESS_KEY,
 }
 
-# The permissions of requests, where the server does not name one.
+# The permissions of requests, if the server does not name one.
 _RIGHTS: Mapping[str, str] = {
     "DeleteObject": "s3:DeleteObject",
     "DeleteObjects": "s3:DeleteObject",
@@ -207,7 +207,7 @@ def code(exc: aws.ClientError) -> str:
 
 
 def said(exc: aws.ClientError) -> str:
-    """The server's message, which may hold anything; empty if the response has none."""
+    """The server's message, which may contain anything; empty if the response has none."""
     return str(exc.response.get("Error", {}).get("Message", ""))
 
 
@@ -251,7 +251,7 @@ def _key(exc: Exception) -> str | None:
 
 def _reason(exc: Exception, bucket: str) -> str:
     if isinstance(exc, aws.NoCredentialsError):
-        return f"{type(exc).__name__}: {exc}; set s3.access.key and s3.secret.key, or AWS's own settings"
+        return f"{type(exc).__name__}: {exc}; set s3.access.key and s3.secret.key, or AWS's configuration"
     if not isinstance(exc, aws.ClientError):
         no_tls = isinstance(exc, aws.SSLError) and "WRONG_VERSION_NUMBER" in str(exc)
         return f"{type(exc).__name__}: {printable(str(exc), _TEXT_CHARACTERS)}{_NO_TLS if no_tls else ''}"
@@ -268,7 +268,7 @@ def _advice(exc: aws.ClientError) -> str | None:
     if status(exc) in range(300, 400):
         return _REDIRECTED
     if is_kept(word, said(exc)):
-        return "Object Lock, a hold or a retention policy keeps it"
+        return "Object Lock, a hold or a retention policy protects it"
     if _key(exc) == _SSE:
         return "change s3.sse, or set up KMS for the server"
     if word == "AccessDenied":

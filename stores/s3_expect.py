@@ -1,8 +1,8 @@
-"""The question before the body of a put, `Expect: 100-continue`: what a server answers, and whether it is asked again.
+"""`Expect: 100-continue` before the body of a put: how a server answers, and whether the next put sends it again.
 
-A server that refuses a put says so before the body is sent. botocore asks too, but its reading of the answer has no
-bounds: the head of an interim answer without its empty line, TLS 1.3's own messages before the answer, a status line
-without a reason. So its connections are not used.
+A server can thereby refuse a put before the body is sent. botocore sends the header too, but reads the response without
+limits: the head of an interim response without its empty line, messages of TLS 1.3 before the response, a status line
+without a reason. Therefore its connections are not used.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ _last = _Last()
 class Expectation:
     """Whether the puts of one client ask. Several threads may use it.
 
-    A server that refuses to be asked (417) gets the request again without the question, as RFC 9110 (10.1.1) says. One
-    that takes a body without an answer would cost `CONTINUE_MS` a put. Either is not asked for five minutes. If the
-    answer breaks off, nothing of the body was sent, so the request is sent again without the question, once.
+    If a server refuses the header (417), the request is repeated without it, as RFC 9110 (10.1.1) requires. A server
+    that accepts a body without a response would cost `CONTINUE_MS` per put. In both cases the header is omitted for
+    five minutes. If the response breaks off, no body was sent, so the request is repeated once without the header.
 
     Args:
         client: it gets handlers of its events.

@@ -218,7 +218,7 @@ class S3Lifecycle:
                 if exc.response["Error"].get("Code") != "NoSuchLifecycleConfiguration":
                     raise
                 return _Found(_EMPTY, (), {})
-        # rclone knows no `?lifecycle` and lists the bucket. A change would make or delete a bucket there.
+        # rclone does not support `?lifecycle`, and lists the bucket. A change would create or delete a bucket there.
         found = _ELEMENT.search(answer[_BODY])
         if found is None or found[1] != _NAME:
             what = "no XML" if found is None else f"<{printable(found[1], 60)}>"
@@ -256,8 +256,8 @@ class S3Lifecycle:
                 return
             if time.monotonic() > deadline:
                 raise PayloadStoreError(
-                    f"{_PUT} {self._uri}: the rules are not as they were written; somebody else may have changed "
-                    "them at the same time; look at them, and try again",
+                    f"{_PUT} {self._uri}: the rules differ from those that were written; they may have been "
+                    "changed concurrently; check them, and try again",
                     retriable=True,
                 )
             time.sleep(_PAUSE_S)

@@ -1,10 +1,10 @@
-"""Puts of `stores.s3`, each with the checksum that its bucket asks for, or `s3.payload.signing`.
+"""Puts of `stores.s3`, each with the checksum that its bucket or `s3.payload.signing` requires.
 
 A bucket with a default retention (Object Lock) accepts no put without `Content-MD5` or a checksum. Both cost about as
 much CPU as the put itself, so they are computed only for a bucket that has refused a put without them.
 
-Made here, a checksum is a header. One that botocore makes stands behind the body over TLS: a signature then does not
-cover the payload, and a server that does not know this form (`aws-chunked`) stores the frames of the body as data.
+Here a checksum is a header. Over TLS botocore would append it to the body: the signature then does not cover the
+payload, and a server that does not support this form (`aws-chunked`) stores the frames of the body as data.
 
 Source: S3 API, "PutObject", Content-MD5; the messages are those of S3, of MinIO, and of versitygw.
 """
@@ -49,7 +49,7 @@ class Puts:
         client: of the store.
         bucket: the bucket.
         more: further parameters of each put.
-        summed: whether each put has a CRC-32, even if nobody asks for it.
+        summed: whether each put has a CRC-32, even if the bucket does not require it.
     """
 
     def __init__(self, client: S3Client, bucket: str, more: Mapping[str, Any], *, summed: bool) -> None:

@@ -1,6 +1,6 @@
 """Removes many objects of a bucket: a HeadObject for each, then one DeleteObjects.
 
-Where a server refuses that, each HeadObject is followed by a DeleteObject.
+If a server refuses that, each HeadObject is followed by a DeleteObject.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ class S3Removal:
     def _hide(self, unchanged: _Unchanged, key: str) -> Removal:
         """Hides a version that may not be removed behind a delete marker.
 
-        It may be locked, or the right to remove versions (s3:DeleteObjectVersion) is missing, which is another one than
-        the right to remove. A payload that was published in between would be hidden too, so it is looked for again.
+        It may be locked, or the permission to remove versions (s3:DeleteObjectVersion) is missing, which differs from
+        the permission to delete. A payload published in between would be hidden too, so it is looked up again.
         """
         payload = unchanged.payload
         found = self._look(payload)
@@ -189,7 +189,7 @@ def _removals(payloads: dict[str, PayloadInfo], response: DeleteObjectsOutputTyp
     for key, payload in payloads.items():
         error = errors.get(key)
         if error is None and key not in deleted:
-            yield Removal(payload, "failed", f"DeleteObjects {payload.path} failed: the answer says nothing of it")
+            yield Removal(payload, "failed", f"DeleteObjects {payload.path} failed: the response does not mention it")
         elif error is None:
             yield Removal(payload, "versioned" if deleted[key] else "deleted")
         elif error.get("Code") == "NoSuchKey":

@@ -107,7 +107,7 @@ class PayloadStore(Protocol):
     """
 
     def configure(self, config: Mapping[str, object]) -> None:
-        """Takes the keys of the pipeline, once, before anything else. Makes no request.
+        """Receives the properties of the pipeline, once, before any other call. Sends no request.
 
         Raises:
             ConfigurationError: a key is missing, unknown or wrong.
@@ -234,7 +234,7 @@ class DeleteUnchanged(Protocol):
     """Removes many payloads, but none that was published again since it was listed."""
 
     def delete_unchanged(self, payloads: Iterable[PayloadInfo]) -> Iterator[Removal]:
-        """Removes the payloads whose `modified` is still as listed; gives one `Removal` for each payload.
+        """Removes the payloads whose `modified` is still as listed; yields one `Removal` for each payload.
 
         The check and the removal are as close together as the store can do it; a payload that is published between the
         two is lost. Payloads are taken from `payloads` in groups; a group is removed even if the caller does not take
@@ -258,7 +258,7 @@ class Check(Protocol):
     """Can be checked before any record is read."""
 
     def check(self, *, writing: bool = True) -> None:
-        """Proves that the store is reachable and usable, by requests that change nothing that anybody reads.
+        """Verifies that the store is reachable and usable, with requests that change no payload.
 
         Args:
             writing: whether payloads will be published. If so, a probe is written and, if that is allowed, removed

@@ -1,4 +1,4 @@
-"""Whether the brokers enforce the limits of names (seed 003), and what they take and keep of committed offsets."""
+"""Whether the brokers enforce the limits of names (KIP-1233), and which commit metadata they accept, for how long."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _MINUTE_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class BrokerLimits:
-    """What one broker says of its limits.
+    """The limits of one broker.
 
     Attributes:
-        enforced: `resource.identifier.limit.enable`; False if the broker does not know it, or does not say.
-        metadata_bytes: `offset.metadata.max.bytes`; None if the broker does not say.
-        retention_ms: `offsets.retention.minutes`, in milliseconds; None if the broker does not say.
+        enforced: `resource.identifier.limit.enable`; False if the broker does not support or report it.
+        metadata_bytes: `offset.metadata.max.bytes`; None if the broker does not report it.
+        retention_ms: `offsets.retention.minutes`, in milliseconds; None if the broker does not report it.
     """
 
     enforced: bool = False
@@ -40,7 +40,7 @@ class BrokerLimits:
 
 @dataclass(frozen=True, slots=True)
 class CommitLimits:
-    """What each broker takes and keeps of committed offsets; Kafka's defaults where brokers do not say.
+    """Which commit metadata each broker accepts, and for how long; Kafka's defaults if brokers do not report it.
 
     Attributes:
         metadata_bytes: the longest metadata of a commit.
@@ -67,7 +67,7 @@ async def limits_of(connection: AdminClient, broker: int) -> BrokerLimits:
 
 
 async def _all_limits(connection: AdminClient) -> Mapping[int, BrokerLimits]:
-    """What each broker says, by its id; nothing of one that does not answer, or that the user may not ask."""
+    """The limits of each broker, by its id, without those that do not respond or that the user may not ask."""
     found: dict[int, BrokerLimits] = {}
     with suppress(KafkaError, TimeoutError):
         for broker in (await connection.describe_cluster())["brokers"]:
@@ -79,7 +79,7 @@ async def _all_limits(connection: AdminClient) -> Mapping[int, BrokerLimits]:
 
 
 async def commit_limits(client: ClientSettings) -> CommitLimits:
-    """What all brokers take and keep: the strictest one counts, as it may be the coordinator of any group.
+    """The limits that all brokers accept: the strictest one counts, because it may be the coordinator of any group.
 
     Raises:
         ConfigurationError: no broker answers, or none accepts the login.
@@ -99,12 +99,12 @@ async def commit_limits_of(connection: AdminClient) -> CommitLimits:
 
 
 def _given(default: int, found: Iterable[int | None]) -> Sequence[int]:
-    """The values of brokers, with the default for those that do not say; the default alone if there is no broker."""
+    """The values of brokers, with the default for those that do not report it, or if there is no broker."""
     return [default if each is None else each for each in found] or [default]
 
 
 def check_notes(pipeline: PipelineSettings, metadata_bytes: int) -> None:
-    """Refuses brokers that have no room for the metadata that a pipeline with chunks commits with its offsets.
+    """Refuses brokers that do not accept the metadata that a pipeline with chunks commits with its offsets.
 
     If chunks are not expected, and records may be duplicated, `inflate` runs without notes.
 
@@ -122,7 +122,7 @@ def check_notes(pipeline: PipelineSettings, metadata_bytes: int) -> None:
 
 
 async def check_enforced(connection: AdminClient, client: ClientSettings, pipeline: PipelineSettings) -> None:
-    """Refuses names over the limits if a broker enforces these, though the configuration says that none does.
+    """Refuses names over the limits if a broker enforces them, although the configuration disables the limits.
 
     The broker would answer INVALID_REQUEST, or an error that clients do not know yet, without the name that it means.
 
@@ -161,7 +161,7 @@ def is_over_limit(error: BaseException) -> bool:
 
 
 def _over_limit(client: ClientSettings, pipeline: PipelineSettings) -> Sequence[ConfigurationError]:
-    """The names that only a configuration without limits lets pass; with limits they were checked when it was read."""
+    """The names that only a configuration without limits allows; with limits, they were checked when it was read."""
     return [] if client.limit_names else list(name_errors(replace(client, limit_names=True), pipeline))
 
 

@@ -47,7 +47,7 @@ _ACL_RESOURCES: Mapping[int, str] = {
     6: "delegation token",
     7: "user",
 }
-_LEFT_OUT = "brokers leave out names that a user may not describe, and do not say so"
+_LEFT_OUT = "brokers omit names that a user may not describe, without reporting it"
 
 
 async def audit(client: ClientSettings) -> Audit:
@@ -64,7 +64,7 @@ class _RefusedError(Exception):
     """The broker answered with an error.
 
     Attributes:
-        denied: whether the user lacks a right.
+        denied: whether the user lacks a permission.
     """
 
     def __init__(self, code: int, message: str | None) -> None:
@@ -139,7 +139,7 @@ class _Reading:
         except _RefusedError as exc:
             self._miss(what, f"{exc}; {advice}" if exc.denied and advice else str(exc))
         except (IncompatibleBrokerVersion, NotImplementedError):
-            self._miss(what, "the brokers' version does not have the request, or has no version of it that we know")
+            self._miss(what, "the brokers do not support the request, or no version of it that Wideload supports")
         except (KafkaError, OSError, TimeoutError, ValueError) as exc:
             self._miss(what, describe(exc))
 

@@ -1,4 +1,4 @@
-"""The topics that a file names, and those of them that are missing: with which partitions and limits they are made."""
+"""The topics that a file names, and the partitions and limits with which missing ones are created."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Wanted:
 
     Attributes:
         name: of the topic.
-        key: of the configuration, that names it first.
-        uses: what pipelines do with it, for people: `source of orders-offload`.
-        found: the topic as the cluster has it; None if it is missing.
+        key: the property that names it first.
+        uses: how pipelines use it, as text: `source of orders-offload`.
+        found: the existing topic; None if it is missing.
         partitions: how many it gets if it is missing.
         replicas: the replication factor it gets.
-        configs: the properties it gets; what they leave out is the brokers' default.
+        configs: the properties it gets; for all others, the brokers' defaults apply.
     """
 
     name: str
@@ -56,7 +56,7 @@ def wanted_topics(
         pipelines: of the file.
         found: those of their topics that exist, by name.
         partitions: of sources that no pipeline writes. Default: as many as the output topics have.
-        largest_bytes: the most that topics of whole values take. By default it is what the pipelines take.
+        largest_bytes: `max.message.bytes` of topics with full values. Default: the largest value the pipelines accept.
         control_topic: `control.topic`.
     """
     uses: dict[str, list[str]] = {}
@@ -106,7 +106,7 @@ def _roots(pipelines: Sequence[PipelineSettings]) -> Collection[str]:
 
 
 def _downstream(pipelines: Sequence[PipelineSettings]) -> Sequence[PipelineSettings]:
-    """The pipelines, each behind those that write its sources; there is no circle."""
+    """The pipelines, each after those that write its sources; there is no cycle."""
     left, ordered = list(pipelines), list[PipelineSettings]()
     while left:
         written = {name for each in left for name in _targets(each)}

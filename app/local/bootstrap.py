@@ -1,8 +1,8 @@
 """One step of the set-up, for the Makefile: `bootstrap.py [--optional] STAMP TITLE COMMAND…`.
 
-Runs the command and says how long it took. The output goes to build/setup.log. After a success the file STAMP is there;
-after a failure there is one sentence with what to do. Any Python from 3.6 can parse this file, so that a Python that is
-too old gets a sentence and no SyntaxError.
+Runs the command and reports how long it took. The output is written to build/setup.log. A success creates the file
+STAMP; a failure prints one sentence with what to do. Any Python from 3.6 can parse this file, so that a Python that is
+too old prints a sentence instead of a SyntaxError.
 """
 
 import fcntl

@@ -39,8 +39,8 @@ _WATCH_SECONDS = 0.5
 _STOP_SECONDS = 30
 _LOG_LINES = 20
 
-# A socket that is bound and does not listen keeps a port from all who ask for a free one, and from nobody who asks for
-# this one. Elsewhere than on Linux, it would keep the broker away as well.
+# A bound socket that does not listen reserves a port: it is not assigned as a free one, but can still be requested by
+# number. On other systems than Linux, it would block the broker as well.
 _CAN_HOLD = sys.platform.startswith("linux")
 _held = contextlib.ExitStack()
 atexit.register(_held.close)
@@ -60,7 +60,7 @@ _PROPERTIES: Mapping[str, str] = {
     "offsets.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
     "share.coordinator.state.topic.replication.factor": "1",
-    # Readers behind an open transaction wait for its time-out, but not ten seconds longer.
+    # Readers behind an open transaction wait for its timeout, but not ten seconds longer.
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
     "transaction.state.log.min.isr": "1",
     "transaction.state.log.num.partitions": "4",

@@ -57,7 +57,7 @@ TROUBLES: list[tuple[str, Fault, float, str | None]] = [
     ("denied", Error(403, code="AccessDenied"), 0, "AccessDenied"),
     ("refused", Error(400, code="InvalidArgument"), 0, "InvalidArgument"),
     ("cut upload", Cut(100_000, "upload"), 0, "Connection"),
-    ("cut download", Cut(100_000, "download"), 0, "cut after|Connection"),
+    ("cut download", Cut(100_000, "download"), 0, "closed after|Connection"),
     ("slow", Slow(SLOW_S), 0, None),
 ]
 

@@ -67,7 +67,7 @@ KINDS = {
     kind.start: kind
     for kind in (
         Kind(
-            "s3", S3Store, "s3://payloads/", "PutObject", "GetObject", "NoSuchKey", "not the answer of an S3 server",
+            "s3", S3Store, "s3://payloads/", "PutObject", "GetObject", "NoSuchKey", "not a response of an S3 server",
             {"s3.bucket": "payloads", "s3.access.key": "AKIASCRIPTED", "s3.secret.key": "the-secret-key"},
         ),
         Kind(

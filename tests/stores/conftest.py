@@ -38,7 +38,7 @@ _prefixes = itertools.count()
 
 @pytest.fixture
 def no_aws_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """AWS's own chain has nothing, and asks nobody."""
+    """AWS's provider chain has nothing, and asks nobody."""
     for name in list(os.environ):
         if name.startswith("AWS_"):
             monkeypatch.delenv(name)

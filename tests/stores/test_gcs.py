@@ -94,7 +94,7 @@ def test_a_server_that_drips_is_cut() -> None:
     before = {*threading.enumerate()}
     with scripted_server(drip_head) as server, opened(config(server.endpoint, **keys)) as store:
         began = time.monotonic()
-        with pytest.raises(PayloadStoreError, match=r"no complete response|did not come to its end") as caught:
+        with pytest.raises(PayloadStoreError, match=r"no complete response|did not finish") as caught:
             store.expiry_rules("orders")
         assert caught.value.retriable
         assert time.monotonic() - began < 3
@@ -430,7 +430,7 @@ def test_a_token_that_drips_ends_the_call(tmp_path: Path, set_clock: SetClock) -
         with contextlib.closing(tokens):
             for _ in range(2):
                 set_clock(50.0)
-                with pytest.raises(PayloadStoreError, match=r"GCS token failed: .* did not come to its end") as caught:
+                with pytest.raises(PayloadStoreError, match=r"GCS token failed: .* did not finish") as caught:
                     tokens.ready(time.monotonic() + 300)
                 assert caught.value.retriable
 

@@ -44,7 +44,7 @@ MIB = 1 << 20
 NAME = "orders", "an-id"
 CREDENTIALS = {"s3.access.key": "a", "s3.secret.key": "b"}
 EIGHT_SECONDS = {"large_message_store_timeout_ms": 8_000}  # of which one attempt may take all
-LATE = r"did not come to its end in the time that large\.message\.store\.timeout\.ms allows"
+LATE = r"did not finish in the time that large\.message\.store\.timeout\.ms allows"
 
 
 @contextlib.contextmanager
@@ -214,7 +214,7 @@ def test_a_bad_endpoint_is_quoted(endpoint: str, quoted: str) -> None:
 def test_an_endpoint_that_cannot_be_used_says_where_it_stands(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str, endpoint: str, message: str
 ) -> None:
-    """A configuration without the key may have it from AWS's own settings, which are named."""
+    """A configuration without the key may have it from AWS's configuration, which are named."""
     config: dict[str, object] = {"s3.bucket": "bbb", "s3.region": "us-east-1", **CREDENTIALS}
     where = "found"
     if place == "s3.endpoint":

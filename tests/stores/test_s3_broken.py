@@ -56,7 +56,7 @@ def test_a_page_that_a_proxy_has_changed_is_no_listing() -> None:
         return True
 
     with scripted_server(script) as server, opened(server.config()) as store:
-        with pytest.raises(PayloadStoreError, match="not the answer of an S3 server") as caught:
+        with pytest.raises(PayloadStoreError, match="not a response of an S3 server") as caught:
             list(store.list())
         assert (caught.value.retriable, caught.value.key) == (True, "s3.endpoint")
 
@@ -141,7 +141,7 @@ def test_an_answer_that_lacks_something_is_an_error_of_the_store(
         call: Callable[[], object] = (lambda: list(store.list())) if body else lambda: store.stat("s3://payloads/t/i")
         with pytest.raises(PayloadStoreError, match=said) as caught:
             call()
-        assert "not the answer of an S3 server; check s3.endpoint" in str(caught.value)
+        assert "not a response of an S3 server; check s3.endpoint" in str(caught.value)
         lacking = not body and None in heads.values()
         assert (caught.value.retriable, caught.value.key) == (not lacking, "s3.endpoint")
 
@@ -252,8 +252,8 @@ def test_a_body_that_is_cut_is_asked_for_again() -> None:
 @pytest.mark.parametrize(
     ("answers", "told"),
     [
-        ((CUT, CUT, CUT), "cut after 4 of 100 bytes"),
-        ((CUT, error(500, "InternalError"), CUT), "cut after 4 of 100 bytes"),
+        ((CUT, CUT, CUT), "closed after 4 of 100 bytes"),
+        ((CUT, error(500, "InternalError"), CUT), "closed after 4 of 100 bytes"),
         ((CUT, CUT, error(500, "InternalError")), "InternalError"),
         ((error(500, "InternalError"), CUT, gone), "ConnectionClosedError"),
     ],

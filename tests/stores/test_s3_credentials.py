@@ -1,4 +1,4 @@
-"""Credentials that change while a store is open, or that AWS's own chain does not give for a while."""
+"""Credentials that change while a store is open, or that AWS's provider chain does not give for a while."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def write(file: Path, name: str, profile: str = "default") -> None:
 
 
 def chain(server: ScriptedServer) -> dict[str, object]:
-    """The keys of a store that takes its credentials from AWS's own chain."""
+    """The keys of a store that takes its credentials from AWS's provider chain."""
     own = ("s3.access.key", "s3.secret.key")
     return {"s3.region": "us-east-1", **{name: value for name, value in server.config().items() if name not in own}}
 
@@ -129,12 +129,14 @@ def test_many_threads_find_the_exchanged_credentials(file: Path) -> None:
 
 
 def test_credentials_that_are_over_name_their_source(file: Path) -> None:
-    """Who is refused with the keys of a file is not told to use AWS's own chain, nor to look at the configuration."""
+    """A refusal of the keys of a file does not advise to use AWS's provider chain, or to check the configuration."""
     with scripted_server(error(400, "ExpiredToken")) as server, opened(chain(server)) as store:
         with pytest.raises(PayloadStoreAccessError) as caught:
             store.put(*NAME, b"data")
         assert len(server.requests) == 1
-    assert "of AWS's own chain (shared-credentials-file): they have expired: what wrote them" in str(caught.value)
+    assert "of AWS's provider chain (shared-credentials-file): they have expired, and must be renewed" in str(
+        caught.value
+    )
     assert (caught.value.key, file.exists()) == ("s3.access.key", True)
 
 
@@ -202,7 +204,7 @@ def answer(wire: Wire, status: int, body: str) -> bool:
 
 
 def identify(monkeypatch: pytest.MonkeyPatch, folder: Path, server: ScriptedServer) -> None:
-    """Lets AWS's own chain ask this server for the credentials of a web identity."""
+    """Lets AWS's provider chain ask this server for the credentials of a web identity."""
     (folder / "token").write_text("a.b.c")
     for name, value in {
         "AWS_WEB_IDENTITY_TOKEN_FILE": str(folder / "token"),
@@ -237,7 +239,7 @@ def test_a_token_service_that_drips_is_given_up(
         identify(monkeypatch, tmp_path, server)
         with opened(chain(server)) as store:
             set_clock(10.0)
-            with pytest.raises(PayloadStoreError, match=f"AWS's own chain gives no credentials: .*{LATE}") as caught:
+            with pytest.raises(PayloadStoreError, match=f"AWS's provider chain has no credentials: .*{LATE}") as caught:
                 store.put(*NAME, b"data")
         assert "PUT" not in [request.method for request in server.requests]
     assert caught.value.retriable
@@ -267,7 +269,7 @@ def test_a_web_identity_that_fails_for_a_while(
         with opened(chain(server)) as store:
             store.put(*NAME, b"data")
             sts.trouble, sts.seconds = trouble, seconds
-            with pytest.raises(PayloadStoreError, match="AWS's own chain gives no credentials: ") as caught:
+            with pytest.raises(PayloadStoreError, match="AWS's provider chain has no credentials: ") as caught:
                 store.put(*NAME, b"data")
             assert caught.value.retriable is retriable
             assert isinstance(caught.value, PayloadStoreAccessError) is not retriable
@@ -290,7 +292,7 @@ def test_a_page_in_place_of_the_token_service_may_pass(
     """As one in place of the store: a load balancer has it while its servers are away."""
     with scripted_server(lambda _, wire: answer(wire, 200, page)) as server:
         identify(monkeypatch, tmp_path, server)
-        with opened(chain(server)) as store, pytest.raises(PayloadStoreError, match="chain gives no") as caught:
+        with opened(chain(server)) as store, pytest.raises(PayloadStoreError, match="chain has no") as caught:
             store.put(*NAME, b"data")
     assert (caught.value.retriable, caught.value.key) == (True, "s3.access.key")
 
@@ -405,7 +407,7 @@ def test_a_chain_that_had_nothing_is_searched_again() -> None:
     assert [credentials.get_frozen_credentials() for _ in range(3)] == [None] * 3
     chain.now = 1.0
     for _ in range(3):
-        with pytest.raises(CredentialsError, match="gives no credentials: OSError: away") as caught:
+        with pytest.raises(CredentialsError, match="has no credentials: OSError: away") as caught:
             credentials.get_frozen_credentials()
         assert caught.value.may_pass
     chain.now = 2.0

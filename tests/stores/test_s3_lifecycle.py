@@ -326,7 +326,7 @@ def test_change_by_another_at_the_same_time_is_noticed(theirs: bytes, monkeypatc
     assert after is not None
     script = answers(document(theirs), after, sent=[])
     with scripted_server(script) as server, opened(server.config()) as store:
-        with pytest.raises(PayloadStoreError, match="somebody else may have changed them") as caught:
+        with pytest.raises(PayloadStoreError, match="may have been changed concurrently") as caught:
             store.set_expiry("orders", 9)
         assert caught.value.retriable
 

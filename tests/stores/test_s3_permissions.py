@@ -336,7 +336,7 @@ def test_a_payload_that_is_kept_gets_a_younger_one_beside_it(status: int, code: 
         return said(status, code, message) if there and request.method in ("PUT", "DELETE") else None
 
     with bucket(refuses) as (store, made, _):
-        assert_a_second_put_has_another_name(store, "a retention policy keeps it")
+        assert_a_second_put_has_another_name(store, "a retention policy protects it")
         assert len(made.objects) == 3
 
 
@@ -372,7 +372,7 @@ def test_a_server_that_takes_no_multi_object_delete_gets_single_ones(status: int
     [
         (error(403, "AccessDenied"), "it needs s3:DeleteObject"),
         (error(500, "InternalError"), "InternalError"),
-        (said(409, "ObjectUnderRetention", "The object is under retention."), "keeps it"),
+        (said(409, "ObjectUnderRetention", "The object is under retention."), "protects it"),
         (payload(b"", length=0), "check s3.endpoint"),
     ],
 )
