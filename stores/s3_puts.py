@@ -103,9 +103,9 @@ def _md5(data: bytes) -> Mapping[str, str]:
 class _Upload:
     """The body of a put, sent in pieces without a copy.
 
-    Because it is a file, botocore adds `Expect: 100-continue`, so that a refusal can be read. If it were bytes, a
-    server that refuses 20 MB would close the connection while they are sent, and the client would see only that. The
-    pieces matter because the time-out of a socket is for one whole `sendall`: 256 MB would have 5 seconds.
+    Because it is a file, botocore adds `Expect: 100-continue`, so that a refusal can be read. With bytes, a server that
+    refuses 20 MB would close the connection while they are sent, and the client would see only that. Pieces are needed
+    because the timeout of a socket applies to a whole `sendall`: 256 MB would have 5 seconds.
     """
 
     def __init__(self, data: bytes) -> None:
