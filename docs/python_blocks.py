@@ -1,6 +1,6 @@
 """The Python of the pages as modules, so that `make types` checks what readers copy.
 
-    python -m docs.python_blocks FOLDER
+    python -m docs.python_blocks DIRECTORY
 
 Line 17 of a module is line 17 of its page. A block is a coroutine inside that of the block before it: it may use what
 that one made, make the same name again, and await.

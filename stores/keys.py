@@ -1,4 +1,4 @@
-"""Configuration keys as data: one definition for the parser, the error messages and the documentation."""
+"""Properties as data: one definition for the parser, the error messages and the documentation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _UNITS: Mapping[str, int] = {
     "KB": 1000, "kB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30,
 }  # fmt: skip
 _SHOWN_CHARACTERS = 200
-_TYPO = 0.9  # similarity from which a key that a user's class may have counts as one that is known here, misspelt
+_TYPO = 0.9  # similarity from which a property of a custom class counts as a known one, misspelt
 _NEAR = 0.75  # names with a long common prefix are similar: at 0.6, `producer.acks` was near `producer.linger.ms`
 
 _PYTHON: Mapping[Kind, tuple[type, ...]] = {
@@ -48,16 +48,16 @@ _PYTHON: Mapping[Kind, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key of the configuration.
+    """One property of the configuration.
 
     Attributes:
         name: the dotted name, as in the file.
         kind: the type in the file. `bytes`: a number of bytes, or a text with a number and a unit.
-        doc: the text for the reference page; it has the unit if the name does not.
+        doc: the text for the reference page: what the property does, its unit, and the effect of its limit.
         default: the value if the file has none; REQUIRED if it must have one; None for "not set".
         allowed: the only allowed values; empty for any.
-        minimum: the least value of a number.
-        maximum: the greatest.
+        minimum: the lowest value of a number.
+        maximum: the highest.
         secret: whether the value is never printed.
     """
 
@@ -71,7 +71,7 @@ class Key:
     secret: bool = False
 
     def coerce(self, value: object) -> object:
-        """A text converted to the type of this key; any other value, and a text that cannot be converted, unchanged.
+        """A text converted to the type of this property; other values, and texts that cannot be converted, unchanged.
 
         Kafka's configurations are maps of strings in many places: `8080`, `true`, `a,b`. Booleans are read as Kafka
         reads them, upper or lower case. The items of a list have the class of the text, so a secret stays secret.
@@ -96,11 +96,11 @@ class Key:
         return _size(text) if self.kind == "bytes" else None
 
     def check(self, value: object) -> Value:
-        """`value`, if this key may have it.
+        """`value`, if it is valid for this property.
 
         Raises:
             ConfigurationError: wrong type, not one of the allowed values, outside minimum and maximum, or a
-                placeholder that nobody has filled in.
+                placeholder that was not replaced.
         """
         for text in value if isinstance(value, list) else (value,):
             self._check_filled_in(text)
@@ -120,10 +120,10 @@ class Key:
         return value
 
     def read(self, config: Mapping[str, object]) -> Value | None:
-        """The checked value of this key, or its default.
+        """The checked value of this property, or its default.
 
         Raises:
-            ConfigurationError: the key is required and missing, or may not have its value.
+            ConfigurationError: the property is required and missing, or its value is invalid.
         """
         if self.name in config:
             return self.check(config[self.name])
@@ -132,7 +132,7 @@ class Key:
         return self.default
 
     def _check_filled_in(self, text: object) -> None:
-        # What was filled in is a string of another class. An open placeholder would be a key of that very text.
+        # A replaced text is a string of another class. An open placeholder would be used as the value itself.
         if type(text) is str and (match := _PLACEHOLDER.search(text)):
             raise ConfigurationError(
                 self.name,
@@ -173,31 +173,31 @@ def _as_written(value: object) -> str:
 
 
 def read(keys: Iterable[Key], config: Mapping[str, object]) -> dict[str, Value | None]:
-    """The checked value of every key, with defaults; other keys of `config` are ignored.
+    """The checked value of every property, with defaults; other properties of `config` are ignored.
 
     Raises:
-        ConfigurationError: a required key is missing, or a key may not have its value.
+        ConfigurationError: a required property is missing, or a value is invalid.
     """
     return {key.name: key.read(config) for key in keys}
 
 
 def unknown(name: str, known: Iterable[str]) -> ConfigurationError:
-    """The error for an unknown key, with the nearest known name."""
+    """The error for an unknown property, with the nearest known name."""
     near = nearest(name, known)
     hint = "" if near is None else f"; did you mean {near}?"
     return ConfigurationError(name, f"unknown property{hint}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known key that an unknown name is probably meant to be; None if none is near."""
+    """The known property that an unknown name probably means; None if none is near."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=_NEAR)), None)
 
 
 def misspelt(name: str, known: Iterable[str]) -> ConfigurationError | None:
-    """The error for a key that may be one of a user's class, if it is rather one that is known here, misspelt.
+    """The error for a property of a custom class if it is probably a known one, misspelt.
 
-    It is if it begins as ours do, or nearly so, or is very near to a known one. One that has a known name between its
-    dots, as `kv.bootstrap.servers` has, is not.
+    That is so if its prefix is ours, or nearly so, or if it is very near to a known one. A name that contains a known
+    one between dots, such as `kv.bootstrap.servers`, is not misspelt.
     """
     names = list(known)
     near = next(iter(difflib.get_close_matches(name, names, n=1, cutoff=_TYPO)), None)
