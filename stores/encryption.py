@@ -27,7 +27,7 @@ ENCRYPTION_KEYS: Sequence[Key] = (
         TYPE_NAME,
         "string",
         "How payloads are encrypted before they are written to the store. A reader needs only the key: the records "
-        "say how they are encrypted ([encryption](reference-messages.md)). Requires the extra `encryption`.",
+        "say how they are encrypted ([encryption](reference-security.md#encryption)). Requires the extra `encryption`.",
         default="none",
         allowed=("none", CIPHER),
     ),

@@ -48,8 +48,8 @@ SIGNING_KEYS: Sequence[Key] = (
         "large.message.signing.key",
         "string",
         "The key that signs references (HMAC-SHA-256): at least 32 random characters (`openssl rand -hex 32`), the "
-        "same for all writers and readers of a topic ([signatures](reference-messages.md)). If it is set, unsigned "
-        "references are refused.",
+        "same for all writers and readers of a topic ([signatures](reference-security.md#signatures)). If it is set, "
+        "unsigned references are refused.",
         secret=True,
     ),
     Key(

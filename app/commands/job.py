@@ -25,7 +25,8 @@ _JARS = "jars"
 
 
 @click.command(
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []},
+    options_metavar="",
 )
 @click.argument("arguments", metavar="[NAME [OPTIONS]]", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context

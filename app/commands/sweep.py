@@ -8,7 +8,8 @@ from app.payloads import sweep_command
 
 
 @click.command(
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []},
+    options_metavar="",
 )
 @click.argument("arguments", metavar="[OPTIONS]", nargs=-1, type=click.UNPROCESSED)
 def command(arguments: tuple[str, ...]) -> int:
