@@ -19,7 +19,7 @@ def page(text: str) -> str:
 
 
 def table(results: Iterable[Result]) -> str:
-    """The table, and under it the reasons: why tests failed or were skipped, and why a cell was not had."""
+    """The table, and under it the reasons: why tests failed or were skipped, and why a cell was not run."""
     rows, reasons = [], []
     for each in results:
         ran = ", ".join(f"{name} {version}" for name, version in each.versions.items()) or "nothing"
