@@ -73,7 +73,7 @@ def arranged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_arranged_has_every_module_once(arranged: Path) -> None:
-    """All modules are there, the four folders inside, with other imports on the same lines; and nothing else."""
+    """All modules are there, the four packages inside, with renamed imports on the same lines, and nothing else."""
     internal = Path(*INTERNAL.split("."))
     inside = {internal / path.relative_to(ROOT) for name in FOLDERS for path in (ROOT / name).rglob("*.py")}
     outside = {path.relative_to(ROOT) for path in (ROOT / "wideload").rglob("*.py")} | {internal / "__init__.py"}
