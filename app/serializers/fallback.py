@@ -52,6 +52,6 @@ class Fallback:
             self._until_s = self._clock() + _AGAIN_S
             return None
         if self._until_s is not None:
-            _logger.info("the payload store is available again")
+            _logger.info("the payload store answers again")
             self._until_s = None
         return found

@@ -178,14 +178,14 @@ async def test_only_errors_are_reported(make_log: MakeLog) -> None:
 def test_batches_that_the_topic_would_refuse(make_log: MakeLog) -> None:
     """librdkafka sends no batch again in parts: several chunks that are too large together are refused before."""
     log = make_log()
-    found = rf"^batch.size: found 1,000,000, and topic {log.topic} takes .* {LIMIT:,} "
+    found = rf"^batch.size: found 1,000,000, but topic {log.topic} accepts .* {LIMIT:,} "
     with by_confluent.SerializingProducer(log.chunking()) as producer, pytest.raises(ConfigurationError, match=found):
         producer.produce(log.topic, b"k", value_of(50_000))
 
 
 @pytest.mark.parametrize(
     ("queue", "room", "found"),
-    [("messages", 30, "full: .* has 40 chunks, and .* of 30 messages .* once poll or"), ("kbytes", 400, "Queue full")],
+    [("messages", 30, "full: .* has 40 chunks, and .* of 30 messages .* after poll or"), ("kbytes", 400, "Queue full")],
 )
 async def test_chunks_in_a_callback(make_log: MakeLog, queue: str, room: int, found: str) -> None:
     """`produce` neither polls nor lists topics on the thread of a callback, which would end the process."""
