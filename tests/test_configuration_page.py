@@ -13,7 +13,7 @@ from app.config.parsing import parse
 from app.config.settings import PIPELINE_KEYS, WORKER_KEYS
 from app.config.wrapping import HEADER_KEY
 from app.serializers import options
-from docs.configuration_page import DESERIALIZER_KEYS, EXAMPLE, SERIALIZER_KEYS, anchors, page
+from docs.configuration_page import DESERIALIZER_KEYS, EXAMPLE, PAGE, SERIALIZER_KEYS, anchors, page
 from stores.registry import STORE_NAMES, store_keys
 from stores.store import COMMON_KEYS
 
@@ -40,6 +40,17 @@ def test_each_property_has_one_anchor() -> None:
         "", "serializers-", "deserializers-", "chunks-producer-", "chunks-consumer-"
     }  # fmt: skip
     assert all(cells.count(" | ") == 2 for _, _, cells in found)
+
+
+def test_links_to_properties_lead_to_one() -> None:
+    """What a page links to on this page is the anchor of a property, or a section."""
+    titles = re.findall("^## (.*)$", page(), re.MULTILINE)
+    sections = {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}
+    known = sections | {anchor for anchor, _ in anchors()}
+    texts = [path.read_text(encoding="utf-8") for path in (*PAGE.parent.glob("*.md"), PAGE.parents[1] / "README.md")]
+    links = [link for text in texts for link in re.findall(r"configuration\.md#([^)\s`]+)", text)]
+    assert len(links) > 10
+    assert [link for link in links if link not in known] == []
 
 
 def test_tables() -> None:
