@@ -28,3 +28,5 @@ def test_what_looks_like_a_secret(text: str, shown: str) -> None:
 def test_what_is_known_to_be_one() -> None:
     """Wherever it stands, the longest first; what is so short that it is everywhere stays."""
     assert masked("of hunter2hunter2, hunter2, a", ["hunter2", "hunter2hunter2", "a"]) == "of ***, ***, a"
+    assert masked("longest, secret-longest", ["longest", "secret-longest"]) == "***, ***"
+    assert masked("secret, short", ["secret", "short"]) == "***, short", "six characters, and five"

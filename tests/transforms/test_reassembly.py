@@ -364,7 +364,8 @@ def test_time_is_counted_by_partition() -> None:
     machine = Reassembly(Limits(expire_ms=100))
     for partition, ahead_ms in ((0, 0), (1, 0), (2, 60)):
         machine.receive(partition, logged(ABC[:1])[0], ahead_ms)
-    assert [each.reason for each in machine.tick(100, [0, 2, 3]) if isinstance(each, Discarded)] == ["expired"]
+    expired = [each for each in machine.tick(100, [0, 2, 3]) if isinstance(each, Discarded)]
+    assert [(each.reason, each.detail) for each in expired] == [("expired", "1 of 3 chunks arrived in 100 ms")]
     assert (machine.pending, machine.waits) == (2, True)
     assert len(machine.tick(60, [2])) == 1
     assert len(machine.tick(100)) == 1
