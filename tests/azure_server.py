@@ -1,7 +1,7 @@
-"""A real Azure emulator for the tests: Microsoft's Azurite, a process of its own.
+"""A real Azure emulator for the tests: Microsoft's Azurite, in a separate process.
 
-`make setup-clouds` puts it into `azurite` in the cache folder (`WIDELOAD_CACHE`, by default `~/.cache/wideload`), where
-Node and npm are.
+`make setup-clouds` puts it into `azurite` in the cache directory (`WIDELOAD_CACHE`, by default `~/.cache/wideload`),
+where Node and npm are.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from tests.integration.worker_process import until
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 _OPTIONS = (
     "--headless=new",
-    "--no-sandbox",  # a container has no rights for it; what is shown is our own page
+    "--no-sandbox",  # a container lacks the permissions for it, and only our own page is shown
     "--disable-dev-shm-usage",
     "--disable-gpu",
     "--disable-background-networking",
@@ -48,7 +48,7 @@ class Browser:
     @classmethod
     @contextlib.contextmanager
     def started(cls, folder: Path) -> Iterator[Browser]:
-        """Starts one with a profile in this folder; skips the test where there is none."""
+        """Starts one with a profile in this directory; skips the test if there is none."""
         driver = shutil.which("chromedriver")
         browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
         if driver is None or browser is None:

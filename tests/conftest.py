@@ -78,7 +78,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Lets an interrupt reach the processes that tests start, also under `nohup` and the like, which ignore it.
 
-    A process that is started while its parent ignores SIGINT ignores it too, and a test that sends one waits for ever.
+    A process that is started while its parent ignores SIGINT ignores it too, and a test that sends one would wait
+    forever.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -114,7 +115,7 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, An
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sets the markers that follow from the folder and from the fixtures."""
+    """Sets the markers that follow from the directory and from the fixtures."""
     for item in items:
         names = _markers(item)
         for name in names:
@@ -152,7 +153,7 @@ def _has_kafka_python(path: Path) -> bool:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tells the process that prints which broker this worker of pytest-xdist had."""
+    """Reports to the printing process which broker this worker of pytest-xdist had."""
     told = session.config.stash.get(_broker_told, None)
     if told is not None and hasattr(session.config, "workeroutput"):
         session.config.workeroutput["broker"] = told
@@ -160,7 +161,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Notes what a worker told."""
+    """Notes what a worker reported."""
     told = getattr(node, "workeroutput", {}).get("broker")
     if told is not None:
         node.config.stash.setdefault(_brokers_of_workers, []).append(told)
@@ -211,7 +212,7 @@ def chaos(pytestconfig: pytest.Config) -> str:
 
 @pytest.fixture
 def seed(pytestconfig: pytest.Config, chaos: str) -> int:
-    """Of what is random in a test: `--seed N`, else 1, and for long chaos another one each time. It is told."""
+    """Of what is random in a test: `--seed N`, else 1, and for long chaos another one each time. It is printed."""
     given: int | None = pytestconfig.getoption("seed")
     chosen = given if given is not None else 1 if chaos == "short" else secrets.randbelow(2**32)
     print(f"seed {chosen}: to have it again, --chaos={chaos} --seed={chosen}")  # noqa: T201  # pytest shows it

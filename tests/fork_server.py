@@ -1,4 +1,4 @@
-"""The process from which tests fork commands: it has imported what they need, so that they begin at once.
+"""The process from which tests fork commands: it has imported what they need, so that they start immediately.
 
 It is started by `tests.forks`, and ends with the process that started it. What it forks ends with it.
 """
@@ -36,7 +36,7 @@ SIZE = struct.Struct("!I")
 STATUS = struct.Struct("!i")
 """How a command has ended, as `Popen.returncode` says it."""
 FILES = 4
-"""Standard input, output and error of the command, and where its end is told."""
+"""Standard input, output and error of the command, and where its end is reported."""
 
 # What commands import at their start, or as soon as they connect. What is missing here costs time and nothing else.
 _FOLDERS = ("app.commands", "faust", "stores", "transforms")
@@ -105,7 +105,7 @@ def _import() -> None:
 
 
 class _Server:
-    """Owns the socket, and where the end of each child is to be told."""
+    """Owns the socket, and where to report the end of each child."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -210,7 +210,7 @@ def _become(request: _Request) -> None:
     sys.argv = [name, *arguments]
     if kind == "module":
         package = sys.modules.get(name)
-        if package is not None and package.__spec__ is None:  # Faust puts a module of its own in the place
+        if package is not None and package.__spec__ is None:  # Faust replaces the module
             package.__spec__ = PathFinder.find_spec(name)
         runpy.run_module(name, run_name="__main__", alter_sys=True)
     else:

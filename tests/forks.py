@@ -1,7 +1,7 @@
 """Python commands without the start of an interpreter: forked from a process that has imported what they need.
 
-What such a command does, prints and returns is what a new process would. Where the promise is about the process itself,
-as with what acts before Python runs (LD_PRELOAD, MALLOC_…, PYTHON…), a test starts one with `subprocess`.
+What such a command does, prints and returns is what a new process would. Where the guarantee is about the process
+itself, as with what acts before Python runs (LD_PRELOAD, MALLOC_…, PYTHON…), a test starts one with `subprocess`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Forked:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
             status = os.read(self._told, STATUS.size)
             os.close(self._told)
-            # Nothing is told if the server has been killed, and so its children.
+            # Nothing is reported if the server and its children were killed.
             self.returncode = STATUS.unpack(status)[0] if status else -signal.SIGKILL
         return self.returncode
 
@@ -147,7 +147,7 @@ def fork(
         stdout: a file.
         stderr: a file.
         environ: the whole environment of the process; that of this one unless it is given.
-        folder: where it runs; here unless it is given.
+        folder: its working directory; by default the current one.
         constants: other values, by "module:name", of what no user can set, as how often something is looked at.
     """
     interpreter, *rest = [os.fspath(each) for each in command]

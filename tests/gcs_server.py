@@ -1,6 +1,6 @@
-"""A real Google Cloud Storage emulator for the tests: fake-gcs-server, a process of its own.
+"""A real Google Cloud Storage emulator for the tests: fake-gcs-server, in a separate process.
 
-The binary comes from `bin` in the cache folder (`WIDELOAD_CACHE`, by default `~/.cache/wideload`), where
+The binary comes from `bin` in the cache directory (`WIDELOAD_CACHE`, by default `~/.cache/wideload`), where
 `make setup-clouds` puts it. It knows Google's JSON interface whole and of the XML interface, which obstore speaks, only
 the reads. So a door before it translates the rest, word by word: a put into the JSON interface's upload, and the text
 of a 404 into the code that Google gives.

@@ -1,6 +1,7 @@
 """Helm for the tests, where this machine has it, and what the chart gives.
 
-`make helm-test` puts Helm into `bin` in the cache folder: it compiles for a minute or two, so `make test` does without.
+`make helm-test` puts Helm into `bin` in the cache directory: it compiles for a minute or two, so `make test` does
+without.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A stand-in for AWS KMS: its JSON protocol over HTTP, with two of its calls, and keys of its own.
+"""A stand-in for AWS KMS: its JSON protocol over HTTP, with two of its calls, and separate keys.
 
 No AWS is needed, and boto3 is the real one. What it cannot show is what only AWS does: policies, regions, limits.
 """
@@ -108,7 +108,7 @@ class KmsServer:
 
 
 def refusal(code: str, message: str, status: int = 400) -> _Answer:
-    """An error as KMS tells it."""
+    """An error as KMS reports it."""
     return status, {"__type": code, "message": message}
 
 

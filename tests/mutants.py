@@ -23,7 +23,7 @@ LEAST_PERCENT = 90
 _ROOT = Path(__file__).resolve().parents[1]
 _WORK = _ROOT / "build" / "mutants"
 _ROOMS = ("chunks", "config", "deadletters", "kafka", "pipeline", "serializers")
-# The tests of a folder: those that reach it, and need neither broker, nor server, nor Spark.
+# The tests of a directory: those that reach it, and need neither broker, nor server, nor Spark.
 _TESTS = {
     "transforms": ["tests/transforms", *(f"tests/app/{room}" for room in _ROOMS)],
     "app/pipeline": ["tests/app/pipeline"],

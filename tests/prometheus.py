@@ -1,7 +1,7 @@
-"""A real Prometheus for the tests: a process of its own, where this machine has one.
+"""A real Prometheus for the tests: in a separate process, where this machine has one.
 
-`prometheus` and `promtool` come from `bin` in the cache folder, where the set-up of the tests puts them if the package
-manager has them, or from the path.
+`prometheus` and `promtool` come from `bin` in the cache directory, where the set-up of the tests puts them if the
+package manager has them, or from the path.
 """
 
 from __future__ import annotations

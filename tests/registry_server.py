@@ -1,6 +1,6 @@
 """A real schema registry for the tests: Apicurio with its data in memory, which speaks Confluent's API.
 
-`make setup-registry` fetches it with Ivy, which is part of PySpark, into `apicurio` in the cache folder
+`make setup-registry` fetches it with Ivy, which is part of PySpark, into `apicurio` in the cache directory
 (`WIDELOAD_CACHE`, by default `~/.cache/wideload`); `WIDELOAD_IVY_SETTINGS` names another registry of packages.
 
     python -m tests.registry_server   fetch it
@@ -49,7 +49,7 @@ class RegistryServer:
     url: str
 
     def register(self, subject: str, schema: object, kind: str = "AVRO", references: Sequence[object] = ()) -> int:
-        """The id of a new version of the subject; a schema that is no text is written as JSON."""
+        """The id of a new version of the subject; a schema that is not text is written as JSON."""
         text = schema if isinstance(schema, str) else json.dumps(schema)
         request = urllib.request.Request(  # noqa: S310  # of this machine
             f"{self.url}/subjects/{subject}/versions",

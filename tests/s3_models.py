@@ -1,4 +1,4 @@
-"""S3's description, which botocore reads anew for each session: 0.1 s of CPU, most of what a client of S3 costs."""
+"""S3's description, which botocore reads for each session: 0.1 s of CPU, most of what a client of S3 costs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def share_models(*, read: bool = False) -> None:
     """Lets all sessions of this process read a description once; tests make hundreds of clients.
 
     Args:
-        read: at once, so that the processes that are forked from this one have it.
+        read: immediately, so that the processes that are forked from this one have it.
     """
     botocore.session.create_loader = functools.cache(botocore.session.create_loader)
     if read:

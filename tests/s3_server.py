@@ -1,7 +1,7 @@
-"""Real S3 servers for the tests and the benchmark: versitygw, MinIO or rclone, each a process of its own.
+"""Real S3 servers for the tests and the benchmark: versitygw, MinIO or rclone, each in a separate process.
 
-The binaries come from `bin` in the cache folder (`WIDELOAD_CACHE`, by default `~/.cache/wideload`), where the set-up of
-the tests puts them if Go is there; MinIO for `make minio-test`, and rclone, which makes an S3 server of a folder, for
+The binaries come from `bin` in the cache directory (`WIDELOAD_CACHE`, by default `~/.cache/wideload`), where the set-up
+of the tests puts them if Go is there; MinIO for `make minio-test`, and rclone, which serves a directory by S3, for
 `make rclone-test`.
 """
 
@@ -110,7 +110,7 @@ class S3Server:
         }
 
     def client(self, service: str = "s3") -> Any:
-        """A client of boto3's, with all rights; who asks for it closes it."""
+        """A client of boto3's, with all permissions; the caller closes it."""
         made: Any = boto3.session.Session().client  # the stubs have a type for each service
         return made(
             service,
@@ -174,7 +174,7 @@ def _cache() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """How to start a server, what its environment has beside, and which path answers when it is ready."""
+    """How to start a server, the additional variables of its environment, and which path answers when it is ready."""
 
     words: list[str]
     environment: dict[str, str]

@@ -1,4 +1,4 @@
-"""Spark's standalone cluster on this machine: a master, two workers, and executors that are processes of their own.
+"""Spark's standalone cluster on this machine: a master, two workers, and executors in separate processes.
 
 Master and workers are a process each, or all of them are threads of the driver's (`local-cluster`), which starts in a
 third of the time.
@@ -42,12 +42,12 @@ _LIMIT_S = 240
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The cluster, and the folder of its one payload store, which has a gate (`tests.store_gate`).
+    """The cluster, and the directory of its one payload store, which has a gate (`tests.store_gate`).
 
     Attributes:
         master: its address, as `--master` takes it.
         folder: has `payloads` and `gate`, the code that is shipped, and the logs.
-        home: Spark's own folder.
+        home: Spark's directory.
     """
 
     master: str

@@ -1,7 +1,7 @@
 """What starts Spark's Python workers in the tests: `spark.python.daemon.module=tests.spark_daemon`.
 
 Spark puts its own `pyspark.zip` on their path, and each task reads the directory of that file sixteen times: a fifth of
-a second of CPU or more, which is most of what a small task takes. The same code is installed beside it as a folder.
+a second of CPU or more, which is most of what a small task takes. The same code is installed next to it as a directory.
 """
 
 from __future__ import annotations

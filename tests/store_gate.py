@@ -1,7 +1,7 @@
-"""A gate for the store of files, at one payload: so a test knows what it interrupts. Goes to executors with the jobs.
+"""A gate for the filesystem store, at one payload, so that a test knows what it interrupts. Shipped to executors.
 
-Beside the root of the store is a folder `gate`. Who comes to the payload that its file `closed` names leaves a file
-with the number of its process there, and waits for the file `open`.
+Next to the root of the store is a directory `gate`. A process that accesses the payload named in its file `closed`
+writes a file with its process id there, and waits for the file `open`.
 """
 
 from __future__ import annotations

@@ -76,13 +76,13 @@ def records(*, value: st.SearchStrategy[bytes | None] | None = None) -> st.Searc
 
 @st.composite
 def batches(draw: st.DrawFn, min_size: int, max_size: int) -> list[Record]:
-    """So many records in a row: up to four that differ in everything, again and again, most with a time of their own.
+    """So many records in a row: up to four that differ in everything, again and again, most with separate times.
 
-    Where the order of records is tested, to draw each of forty anew would take most of the time of the test.
+    Where the order of records is tested, drawing each of forty would take most of the time of the test.
     """
     different = draw(st.lists(records(), min_size=1, max_size=4))
     drawn = draw(st.lists(st.sampled_from(different), min_size=min_size, max_size=max_size))
-    timed = ((each, number if each.timestamp >= 0 else 0) for number, each in enumerate(drawn))  # -1 is no time
+    timed = ((each, number if each.timestamp >= 0 else 0) for number, each in enumerate(drawn))  # -1 means none
     return [replace(each, timestamp=each.timestamp + later) for each, later in timed]
 
 
@@ -93,7 +93,7 @@ def paths() -> st.SearchStrategy[str]:
 
 
 def references() -> st.SearchStrategy[Reference]:
-    """Any reference that a writer of ours can make, and the seed's, which knows nothing but the path."""
+    """Any reference that our writers can create, and that of KIP-1159, which has only the path."""
     checksums = st.binary(min_size=32, max_size=32).map(bytes.hex)
     signatures = st.none() | checksums.map(lambda digest: f"hmac-sha256:{digest[:8]}:{digest}")
     whole = st.builds(Reference, paths(), st.integers(0, 10**19 - 1), checksums, codecs(), signatures)

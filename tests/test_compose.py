@@ -93,7 +93,7 @@ def test_compose_worker_commands_are_commands_of_the_program(services: dict[str,
 
 
 def test_compose_configuration_is_mounted_where_it_is_looked_for(services: dict[str, Any]) -> None:
-    """Each path in /etc/wideload in a command is a file of the mounted folder."""
+    """Each path in /etc/wideload in a command is a file of the mounted directory."""
     for name in ("worker", "prepare"):
         service = services[name]
         assert f"./docker:{CONFIG_FOLDER}:ro" in service["volumes"]

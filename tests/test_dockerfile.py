@@ -65,7 +65,7 @@ def test_dockerfile_build_is_pinned() -> None:
 
 
 def test_dockerfile_image_is_meant_for_a_container() -> None:
-    """A user by number that is not root, no tools of the build, log lines at once, SIGTERM, and the project's version.
+    """A user by number that is not root, no build tools, unbuffered log lines, SIGTERM, and the project's version.
 
     Kubernetes can check a number.
     """

@@ -58,9 +58,9 @@ def running(folder: Path, text: str) -> Forked:
     ids=["says", "None", "0", "456", "True", "text", "package", "module"],
 )
 def test_run_is_as_subprocess(tmp_path: Path, program: str | list[str], out: str | None) -> None:
-    """Arguments, input, output, status, environment and folder are those of a new process, and so is its end.
+    """Arguments, input, output, status, environment and directory are those of a new process, and so is its end.
 
-    Threads are waited for, what is to run at the end runs, all is written, and a text is told as an error.
+    Threads are waited for, what is to run at the end runs, all is written, and a text is printed as an error.
     """
     what = [str(script(tmp_path, program)), "one", "-W", "two"] if isinstance(program, str) else program
     command = [sys.executable, *what]

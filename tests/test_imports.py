@@ -1,4 +1,4 @@
-"""Which folder and which room may import which, and that no two modules import each other in a circle.
+"""Which directory and which room may import which, and that there are no circular imports.
 
 The tables read like those of docs/architecture.md. Imports count wherever they stand: in functions, and below `if
 TYPE_CHECKING` too.
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("app", "transforms", "stores", "jobs", "wideload")
 EVERYTHING = "*"
 
-# What each folder may import of ours, beside its own modules.
+# What each directory may import of ours, in addition to its own modules.
 MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "app": ("transforms", "stores"),
     "jobs": ("app.payloads", "app.kafka", "app.config", "transforms", "stores"),
@@ -30,7 +30,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "transforms": (),
     "wideload": ("app", "jobs", "stores", "transforms"),
 }
-# What each room may import of its own house, beside its own modules. "" is the root, which no room imports.
+# What each room may import of its house, in addition to its own modules. "" is the root, which no room imports.
 ROOMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "app": {
         "": (EVERYTHING,),
@@ -93,7 +93,7 @@ IMPURE = {
     "asyncio", "concurrent", "datetime", "http", "logging", "multiprocessing", "os", "pathlib", "random", "secrets",
     "shutil", "signal", "socket", "ssl", "subprocess", "sys", "tempfile", "threading", "time", "urllib", "uuid",
 }  # fmt: skip
-# What would give the data plane a clock, a thread or a random number of its own; `app.pipeline.runtime` has them.
+# What would give the data plane a separate clock, thread or random number; `app.pipeline.runtime` has them.
 OF_THE_MACHINE = (
     "asyncio.to_thread", "concurrent", "os.urandom", "random", "secrets", "threading.Thread", "threading.Timer", "time",
     "uuid",
@@ -102,7 +102,7 @@ CALLS_OF_THE_MACHINE = {"now", "run_in_executor", "to_thread", "today", "utcnow"
 
 
 def sources() -> dict[str, str]:
-    """Every module of the four folders, by its path."""
+    """Every module of the four directories, by its path."""
     paths = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
     return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
@@ -136,7 +136,7 @@ def room_of(dotted: str) -> str:
 
 
 def violations(path: str, source: str) -> list[str]:
-    """What the module at `path` imports though its folder or its room may not."""
+    """What the module at `path` imports though its directory or its room may not."""
     folder = path.partition("/")[0]
     module = path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
     return [
@@ -147,7 +147,7 @@ def violations(path: str, source: str) -> list[str]:
 
 
 def breaks_folder(folder: str, path: str, name: str) -> bool:
-    """Whether a folder may not import this."""
+    """Whether a directory may not import this."""
     top = name.partition(".")[0]
     ours = top in {*FOLDERS, "tests", "benchmarks"}
     if ours and not is_below(name, (folder, *MAY_IMPORT[folder])):
@@ -160,7 +160,7 @@ def breaks_folder(folder: str, path: str, name: str) -> bool:
 
 
 def breaks_room(house: str, module: str, name: str) -> bool:
-    """Whether a room may not import this of its own house."""
+    """Whether a room may not import this of its house."""
     if house not in ROOMS or not is_below(name, (house,)):
         return False
     room = room_of(module)
@@ -241,7 +241,7 @@ def test_nothing_that_only_developers_install_is_imported() -> None:
 
 
 def test_imports_point_one_way() -> None:
-    """No module imports what its folder or its room may not know about; and `app/pipeline` has no clock of its own."""
+    """No module imports what its directory or its room may not know about; and `app/pipeline` has no separate clock."""
     found = sources()
     assert {path.partition("/")[0] for path in found} == set(FOLDERS)
     assert [each for path, source in found.items() for each in violations(path, source) + machinery(path, source)] == []
@@ -279,7 +279,7 @@ def test_no_circles() -> None:
 
 @pytest.mark.parametrize("house", ROOMS)
 def test_rooms_are_those_of_the_table(house: str) -> None:
-    """Every folder of a house is a room, and says what it owns; each stands before those that it may import."""
+    """Every directory of a house is a room, and states what it owns; each is before those that it may import."""
     rooms = {path.parent.name: path for path in (ROOT / house).glob("*/__init__.py")}
     order = list(ROOMS[house])
     assert {"", *rooms} == set(order)
@@ -347,7 +347,7 @@ def test_rooms_are_those_of_the_table(house: str) -> None:
     ],
 )
 def test_each_rule_is_held(path: str, source: str, count: int) -> None:
-    """What a folder or a room may not know about is found, once; the rest passes."""
+    """What a directory or a room may not know about is found, once; the rest passes."""
     assert len(violations(path, source)) == count
 
 

@@ -96,7 +96,7 @@ def test_objects_follow_the_schemas_of_kubernetes(release: Release, version: str
 
 
 def test_pods_meet_the_restricted_standard(release: Release) -> None:
-    """No root, no capability, no way to more rights, a root file system that is read-only, no token of the cluster."""
+    """No root, no capabilities, no way to more permissions, a read-only root file system, no token of the cluster."""
     for pod in release.pods():
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["runAsUser"] > 0

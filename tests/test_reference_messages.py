@@ -56,7 +56,7 @@ def listing(case: Case) -> str:
 
 
 def test_examples_are_vectors() -> None:
-    """Each example of a record is a vector, to the letter, and there are no others."""
+    """Each example of a record is exactly a vector, and there are no others."""
     known = {case.name: case for case in cases()}
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     blocks = [block.groupdict() for block in _BLOCK.finditer(text)]
