@@ -139,7 +139,7 @@ class Reading:
             self._least[number] = self._ledger.least(number)
 
     def distrust(self, number: int) -> None:
-        """Takes in that the client could not read the commit: records may be delivered again, which a warning says."""
+        """Notes that the client could not read the commit: records may repeat, and a warning was logged."""
         self._least.pop(number, None)
 
     def forget(self, number: int) -> None:
