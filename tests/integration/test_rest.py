@@ -211,45 +211,27 @@ def test_validate_takes_what_a_file_may_say(served: Served) -> None:
     assert answer.document["groups"] == ["Pipeline", "Store", "Consumer", "Producer"]
 
 
-@pytest.mark.parametrize(
-    ("change", "errors"),
-    [
-        ({"topics": None, "name": ""}, {"name": "name: is missing; it is the name of the pipeline"}),
-        (
-            {"name": "a/b"},
-            {"name": "pipeline: found the name 'a/b', allowed are 1 to 200 characters of [a-zA-Z0-9._-]"},
-        ),
-        (
-            {"topics": "c"},
-            {"output.topic": "output.topic: found 'c', which is also in topics: the pipeline would feed itself"},
-        ),
-        ({"s3.buckit": "x"}, {"s3.buckit": "s3.buckit: unknown property; did you mean s3.bucket?"}),
-        (
-            {"large.message.threshold.bytes": "many"},
-            {
-                "large.message.threshold.bytes": "large.message.threshold.bytes: found 'many', allowed is a number of "
-                'bytes, or a text such as "1MB" or "64KiB"'
-            },
-        ),
-        (
-            {"s3.bucket": "${file:/etc/hostname}"},
-            {"s3.bucket": "s3.bucket: found ${file:…}, which is replaced only in the worker's own file"},
-        ),
-        (
-            {"large.message.threshold.bytes": "${env:HOME}"},
-            {
-                "large.message.threshold.bytes": "large.message.threshold.bytes: found ${env:…}, which is replaced "
-                "only in the worker's own file"
-            },
-        ),
-    ],
-)
-def test_validate_has_the_messages_of_check(
-    change: dict[str, str | None], errors: dict[str, str], served: Served
-) -> None:
+# what is changed → the key that the error stands at: its text
+MISTAKES = """
+{"topics": null, "name": ""} → name: name: is missing; it is the name of the pipeline
+{"name": "a/b"} → name: pipeline: found the name 'a/b', allowed are 1 to 200 characters of [a-zA-Z0-9._-]
+{"topics": "c"} → output.topic: output.topic: found 'c', which is also in topics: the pipeline would feed itself
+{"s3.buckit": "x"} → s3.buckit: s3.buckit: unknown property; did you mean s3.bucket?
+{"s3.bucket": "${file:/etc/hostname}"} → s3.bucket: s3.bucket: found ${file:…}, which is replaced only in the worker's \
+own file
+{"s3.bucket": "${env:HOME}"} → s3.bucket: s3.bucket: found ${env:…}, which is replaced only in the worker's own file
+{"large.message.threshold.bytes": "many"} → large.message.threshold.bytes: large.message.threshold.bytes: found 'many',\
+ allowed is a number of bytes, or a text such as "1MB" or "64KiB"
+"""
+
+
+@pytest.mark.parametrize("row", MISTAKES.strip().splitlines())
+def test_validate_has_the_messages_of_check(row: str, served: Served) -> None:
     """What `wideload check` says of a file stands at the key; a placeholder reads nothing of the worker's."""
-    document = {name: value for name, value in {**GOOD, **change}.items() if value is not None}
-    assert errors_of(validated(served, document)) == {name: [text] for name, text in errors.items()}
+    change, _, error = row.partition(" → ")
+    key, _, text = error.partition(": ")
+    document = {name: value for name, value in {**GOOD, **json.loads(change)}.items() if value is not None}
+    assert errors_of(validated(served, document)) == {key: [text]}
 
 
 @pytest.mark.parametrize(
@@ -353,29 +335,12 @@ CHANGES = [
     ("POST", "/connectors/offload/tasks/0/restart"),
     ("PUT", "/admin/loggers/root"),
 ]
-WRONG = {
-    "none": {},
-    "empty": {"Authorization": "Bearer "},
-    "shorter": {"Authorization": f"Bearer {TOKEN[:-1]}"},
-    "longer": {"Authorization": f"Bearer {TOKEN}1"},
-    "upper": {"Authorization": f"Bearer {TOKEN.upper()}"},
-    "basic": {"Authorization": f"Basic {TOKEN}"},
-    "basic of another": {"Authorization": basic("operator", TOKEN[:-1])},
-    "bytes": {"Authorization": "Bearer \xff\xfe"},
-    "long": {"Authorization": "Bearer " + "x" * 7_000},
-}
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "headers"),
-    [
-        *((method, path, WRONG["shorter"]) for method, path in CHANGES),
-        *((*CHANGES[0], headers) for headers in WRONG.values()),
-    ],
-)
-def test_changes_need_the_token(method: str, path: str, headers: dict[str, str], served: Served) -> None:
-    """Without the token, or with one that is nearly right, nothing is changed: 401."""
-    answer = served.ask(method, path, {"level": "ERROR"}, **headers)
+@pytest.mark.parametrize(("method", "path"), CHANGES)
+def test_changes_need_the_token(method: str, path: str, served: Served) -> None:
+    """With a token that is nearly right nothing is changed: 401."""
+    answer = served.ask(method, path, {"level": "ERROR"}, Authorization=f"Bearer {TOKEN[:-1]}")
     status, message = answer.refusal
     assert (status, answer.headers["WWW-Authenticate"]) == (401, 'Bearer realm="wideload"')
     assert "web.control.token" in message
@@ -383,17 +348,13 @@ def test_changes_need_the_token(method: str, path: str, headers: dict[str, str],
     assert served.state("offload") == "RUNNING"
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "origin"),
-    [
-        *((method, path, "https://evil.example") for method, path in CHANGES),
-        *((*CHANGES[0], origin) for origin in ("null", "http://127.0.0.1", "http://127.0.0.1:1", "")),
-    ],
-)
-def test_no_page_of_another_origin_changes_anything(method: str, path: str, origin: str, served: Served) -> None:
+@pytest.mark.parametrize(("method", "path"), CHANGES)
+def test_no_page_of_another_origin_changes_anything(method: str, path: str, served: Served) -> None:
     """A browser says where a page comes from; that page may change nothing, with the token neither."""
     for authorization in (f"Bearer {TOKEN}", basic("operator", TOKEN)):
-        answer = served.ask(method, path, {"level": "ERROR"}, Origin=origin, Authorization=authorization)
+        answer = served.ask(
+            method, path, {"level": "ERROR"}, Origin="https://evil.example", Authorization=authorization
+        )
         assert answer.refusal == (403, "cross-origin requests cannot make changes")
     assert not [name for name in answer.headers if name.startswith("Access-Control")]
     assert served.state("offload") == "RUNNING"

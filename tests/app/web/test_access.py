@@ -54,7 +54,13 @@ def test_the_token_lets_pass() -> None:
     [
         (None, "the header Authorization is missing"),
         ("Bearer", "the token of Authorization: Bearer is missing"),
-        ("Bearer no-token", "the token of Authorization: Bearer is not the token of this worker"),
+        ("Bearer ", "the token of Authorization: Bearer is missing"),
+        *(
+            (f"Bearer {wrong}", "the token of Authorization: Bearer is not the token of this worker")
+            for wrong in ("no-token", TOKEN[:-1], f"{TOKEN}1", TOKEN.upper(), "\xff\xfe", "x" * 7_000)
+        ),
+        (f"Basic {TOKEN}", "the value of Authorization: Basic is not the Base64 of USER:PASSWORD"),
+        (basic(f"operator:{TOKEN[:-1]}"), "the password of Authorization: Basic is not the token of this worker"),
         (basic("operator:no-token"), "the password of Authorization: Basic is not the token of this worker"),
         (basic(f"operator:{TOKEN} "), "the password of Authorization: Basic is not the token of this worker"),
         (basic(f"{TOKEN}:"), "the password of Authorization: Basic is missing"),
@@ -88,6 +94,8 @@ def test_a_refusal_says_what_was_sent(sent: str | None, wrong: str) -> None:
         ("http://worker:6066", "worker:6066", None),
         ("https://Worker.local", "worker.local", None),
         ("http://worker:6066", "worker", 403),
+        ("http://worker", "worker:6066", 403),
+        ("http://worker:1", "worker:6066", 403),
         ("null", "worker", 403),
         ("null", None, 403),
         ("", None, 403),
