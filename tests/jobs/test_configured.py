@@ -161,7 +161,7 @@ def test_backfill_has_the_keys_of_its_topics(configured: Configured) -> None:
         assert (Signing.of(found.source.inflater.store), found.offload.signing) == keys
     assert settings("plain", "mixed", "--to", "plain").offload is None
     with pytest.raises(
-        ConfigurationError, match=f"-c: has no {KEY} that is valid for topic mixed: pipelines p, q share"
+        ConfigurationError, match=f"-c: has no {KEY} that is valid for topic mixed: pipelines p, q do not share"
     ):
         settings("mixed", "plain")
 
