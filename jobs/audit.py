@@ -27,7 +27,7 @@ from transforms.signing import Signing
 
 __all__ = ["audit", "main"]
 
-_REPORT = "a new folder for a row for each reference, as Parquet"
+_REPORT = "a new directory for the report, as Parquet: one row for each reference"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

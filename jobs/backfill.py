@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _said(error: WideloadError) -> str:
     """The message, with this command's options in place of those of the data source."""
     if isinstance(error, RecordsLostError):
-        return f"{error}; --no-fail-on-data-loss goes on without them"
+        return f"{error}; --no-fail-on-data-loss continues without them"
     return str(error).replace("(chunkLookback)", "(--chunk-lookback)")
 
 
@@ -124,12 +124,12 @@ def _tell(found: Backfill, arguments: argparse.Namespace, state: str, message: s
     unsized = f", and {tally.unsized:,} of them whose size only the store knows" if tally.unsized else ""
     print(f"{would}published: {tally.payloads:,} payloads, {bytes_text(tally.payload_bytes)}{unsized}")
     if tally.kept:
-        print(f"kept as they are, since they cannot be restored: {tally.kept:,} records")
-        print(f"these may refer to payloads of {arguments.source}: a sweep of it needs --carrier {arguments.sink}")
+        print(f"kept unchanged, because they cannot be restored: {tally.kept:,} records")
+        print(f"they may refer to payloads of {arguments.source}: sweep that topic with --carrier {arguments.sink}")
     if tally.left_out:
-        print(f"left out: {tally.left_out:,} chunks that make no message")
+        print(f"left out: {tally.left_out:,} chunks that do not form a message")
     if state == "stopped":
-        print(f"stopped with {found.left:,} offsets left; run it again to go on")
+        print(f"stopped with {found.left:,} offsets left; run the job again to continue")
     if state == "dry-run":
         print("nothing was written: this was a dry run")
 
@@ -213,11 +213,11 @@ def _source(arguments: argparse.Namespace, use: StoreUse | None) -> Source:
 def _parser() -> argparse.ArgumentParser:
     parser = JobParser(
         prog="backfill",
-        description="Copy an existing topic (plain values, references, bakdata's formats, chunks) into another one: "
-        "with references in place of large values, or with all values in their records. Order within partitions, keys, "
-        "timestamps and headers are kept.",
-        epilog="Exit status: 0 done or stopped, 1 failed at work, 2 something to set right first. The last line on "
-        "stdout is the result, as JSON when stdout is not a terminal.",
+        description="Copies an existing topic (plain values, references, bakdata's formats, chunks) to another "
+        "topic, either with references in place of large values or with all values in the records. Keys, "
+        "timestamps, headers and the order within each partition are preserved.",
+        epilog="Exit status: 0 if the job completed or was stopped, 1 if it failed while it ran, 2 if something "
+        "must be corrected first. The last line on stdout is the result, as JSON if stdout is not a terminal.",
         allow_abbrev=False,
     )
     source = parser.add_argument_group("what to read")
@@ -225,22 +225,23 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument("--source", required=True, metavar="NAME", help="the topic to read")
     # fmt: off
     source.add_argument("--format", choices=list(FORMATS),
-        help="how it refers to payloads, as the worker's reference.format (default: from the configuration, else "
-        "wideload)")
+        help="how its records refer to payloads, as the worker's reference.format (default: from the "
+            "configuration, otherwise wideload)")
     source.add_argument("--fail-on-data-loss", action=argparse.BooleanOptionalAction, default=True,
-        help="fail if Kafka has deleted records before they were read; the default")
+        help="fail if Kafka deleted records before they were read (the default)")
     source.add_argument("--chunk-lookback", type=at_least(0), default=100_000, metavar="N",
-        help="how many offsets before a range the first chunk of a message may be (default %(default)s)")
+        help="how far before a range, in offsets, the first chunk of a message may be (default %(default)s)")
     add_store(parser.add_argument_group("the store"))
     _add_sink(parser.add_argument_group("what to write"))
     pace = parser.add_argument_group("how much at a time")
     pace.add_argument("--max-range-records", type=at_least(1), default=10_000, metavar="N",
-        help="most records that a restart repeats in each partition (default %(default)s)")
+        help="the maximum number of records that a restart repeats in each partition (default %(default)s)")
     pace.add_argument("--max-range-bytes", type=at_least(1), default=256 * 2**20, metavar="N",
-        help="most bytes that it repeats, read or written, and one record (default %(default)s)")
+        help="the maximum number of bytes that a restart repeats in each partition, read or written; one record "
+            "may exceed it (default %(default)s)")
     pace.add_argument("--partitions-at-a-time", type=at_least(1), metavar="N",
-        help="how many partitions are copied at a time (default: as many as Spark has cores)")
-    parser.add_argument("--json", action="store_true", help="JSON in a terminal too")
+        help="how many partitions are copied simultaneously (default: the number of Spark's cores)")
+    parser.add_argument("--json", action="store_true", help="print JSON in a terminal too")
     add_spark(parser)
     return parser
 
@@ -249,23 +250,27 @@ def _add_sink(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--sink", required=True, metavar="NAME", help="the topic to write; it must exist")
     # fmt: off
     group.add_argument("--to", choices=("references", "plain"), required=True,
-        help="references in place of large values, or all values in their records")
+        help="references: write references in place of large values; plain: write all values into the records")
     group.add_argument("--checkpoint", metavar="FOLDER",
-        help="folder that remembers how far the job is; belongs to this source and this sink alone")
-    group.add_argument("--dry-run", action="store_true", help="only count the records, and report what would be done")
+        help="a directory that stores the progress of the job; it belongs to this source and this output topic only")
+    group.add_argument("--dry-run", action="store_true", help="only count the records, and report what the job "
+        "would do")
     group.add_argument("--threshold-bytes", type=at_least(0), default=DEFAULT_THRESHOLD_BYTES, metavar="N",
-        help="a longer value becomes a reference, as the worker's large.message.threshold.bytes (default %(default)s)")
-    group.add_argument("--compression", choices=list(CODECS), help="how payloads are compressed (default: not at all)")
+        help="longer values become references, as with the worker's large.message.threshold.bytes (default "
+            "%(default)s)")
+    group.add_argument("--compression", choices=list(CODECS), help="the compression of payloads (default: none)")
     group.add_argument("--keep-references", action="store_true",
-        help="leave payloads and references as they are; a sweep of the source's payloads must then name the sink as "
-        "--carrier")
+        help="keep existing references, and leave their payloads where they are; a sweep of the source's payloads "
+            "must then include the output topic as --carrier")
     group.add_argument("--partition-by", choices=("number", "key"), default="number",
-        help="write each record to the partition with its own number, or to that of its key (default %(default)s)")
+        help="number: write each record to the partition with the same number; key: to the partition of its key "
+            "(default %(default)s)")
     group.add_argument("--on-error", choices=("fail", "keep"), default="fail",
-        help="what happens to a record that cannot be restored: it ends the job, or is written as it is (default "
+        help="what to do with a record that cannot be restored: fail ends the job, keep writes the record "
+            "unchanged (default "
         "%(default)s)")
     group.add_argument("--append", action="store_true",
-        help="begin a new checkpoint even if the sink has had records already")
+        help="accept a new checkpoint even if the output topic has, or had, records")
 
 
 if __name__ == "__main__":

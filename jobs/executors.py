@@ -73,10 +73,10 @@ def require_executors(spark: SparkSession, *uses: str, packages: Sequence[str] =
 def _advice(name: str) -> str:
     if name == __name__:
         return (
-            "give it with --py-files jobs.zip, or spark.addArtifacts('jobs.zip', pyfile=True) through Spark Connect "
-            "(`python -m wideload.jobs.archive jobs.zip` makes it), or install the same wideload there"
+            "pass it with --py-files jobs.zip, or spark.addArtifacts('jobs.zip', pyfile=True) through Spark Connect "
+            "(`python -m wideload.jobs.archive jobs.zip` creates it), or install the same version of wideload there"
         )
-    return f"install {name} there, or name a Python that has it with PYSPARK_PYTHON or spark.pyspark.python"
+    return f"install {name} there, or set PYSPARK_PYTHON or spark.pyspark.python to a Python that has it"
 
 
 # --- on executors, which may have nothing of this project -------------------------------------------------------------

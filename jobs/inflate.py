@@ -70,7 +70,9 @@ def inflate(
     require_columns(source, _NEEDED)
     require_one_of("on_error", on_error, get_args(OnError))
     if on_error != "fail" and ERROR_COLUMN in source.columns:
-        raise ValueError(f"the rows have a column {ERROR_COLUMN} already; drop it, or split what was inflated before")
+        raise ValueError(
+            f"the rows have a column {ERROR_COLUMN} already; drop it, or call split on rows that were inflated before"
+        )
     settings = InflaterSettings(store, reference_format, max_bytes, threads, unwrap)
     settings.check()
     settings.check_signatures()

@@ -79,7 +79,7 @@ def offload(
     if topic is not None:
         check_topic(topic)
     elif "topic" not in rows.columns:
-        raise ValueError("the rows have no column topic; give the topic that they go to, for it is part of the path")
+        raise ValueError("the rows have no column topic; specify the topic of the rows, which is part of the path")
     require_one_of("format", reference_format, FORMATS)
     require_one_of("on_reference", on_reference, ON_REFERENCE)
     if compression is not None:
@@ -114,7 +114,7 @@ def _conformed(rows: DataFrame) -> DataFrame:
     for name in ("key", "value"):
         kind = rows.schema[name].dataType if name in rows.columns else BinaryType()
         if not isinstance(kind, BinaryType | StringType):
-            raise TypeError(f"column {name} is {kind.simpleString()}; Spark's Kafka sink takes binary and string")
+            raise TypeError(f"column {name} is {kind.simpleString()}; Spark writes only binary and string to Kafka")
     key, headers = (F.col(name) if name in rows.columns else F.lit(None) for name in ("key", "headers"))
     return rows.withColumns(
         {"key": key.cast(BinaryType()), "value": F.col("value").cast(BinaryType()), "headers": headers.cast(HEADERS)}

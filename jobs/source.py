@@ -205,6 +205,6 @@ class _StreamReader(_Reader, DataSourceStreamReader):
         if names and self.settings.fail_on_loss:
             raise JobFailedError(
                 f"topic {names[0]} was deleted and created again since it was read: its offsets are those of the topic "
-                "before; give a new checkpoint, or failOnDataLoss=false to read it from its beginning"
+                "before; use a new checkpoint, or failOnDataLoss=false to read it from its beginning"
             )
         return names

@@ -25,7 +25,7 @@ from jobs.payloads.spark_engine import SparkEngine, running, session_engine
 
 __all__ = ["main", "orphans"]
 
-_REPORT = "a new folder for a row for each payload, as Parquet"
+_REPORT = "a new directory for the report, as Parquet: one row for each payload"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -18,9 +18,9 @@ _OWN_NAME = re.compile(r"/(?:[0-9a-f]{64}|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0
 
 STATES: Mapping[str, str] = {
     "live": "a record refers to it",
-    "young": "no record refers to it, and it was published within the grace",
+    "young": "no record refers to it, and it is not older than the minimum age",
     "foreign": "no record refers to it, and its name is not one of a payload",
-    "orphan": "no record refers to it, and it was published before the grace",
+    "orphan": "no record refers to it, and it is older than the minimum age",
 }
 """The states of a payload, and why it has the state."""
 

@@ -88,7 +88,7 @@ def release_of(version: str, scala: str | None = None) -> SparkRelease:
     raise ConfigurationError(
         "spark",
         f"version {version}{build} was found; supported are {RELEASES[0].name} to {RELEASES[-1].name}: run pip install "
-        "'wideload[spark]', or set SPARK_HOME to such a one",
+        "'wideload[spark]', or set SPARK_HOME to a supported version",
     )
 
 

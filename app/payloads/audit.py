@@ -206,7 +206,9 @@ def _rules(store: PayloadStore, folders: Iterable[str], notes: list[str]) -> dic
         return found
     own = sorted(name for name in folders if store.root.holds(f"{store.root.uri}{name}/any"))
     if len(own) > _MOST_FOLDERS:
-        notes.append(f"it is not known whether payloads expire: references lead to more than {_MOST_FOLDERS:,} folders")
+        notes.append(
+            f"it is not known whether payloads expire: references lead to more than {_MOST_FOLDERS:,} directories"
+        )
         return found
     for name in own:
         try:
@@ -231,9 +233,9 @@ def _note_overwritten(topics: Mapping[str, TopicSpans], settings: AuditSettings,
         missing = result.states[name].get("missing", 0)
         if spans.compacted and missing and not settings.newest_only:
             result.notes.append(
-                f"topic {name} is compacted, and a reader that begins at the beginning meets {missing:,} records "
-                "without a payload; those that were overwritten go when Kafka compacts the log, and --newest-only "
-                "leaves them out"
+                f"topic {name} is compacted, and a reader that starts at the beginning finds {missing:,} records "
+                f"without a payload; overwritten ones disappear when Kafka compacts the log, and --newest-only "
+                f"excludes them"
             )
 
 

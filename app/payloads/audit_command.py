@@ -33,7 +33,7 @@ from transforms.text import bytes_text, printable, text_table
 FINDINGS = 3
 """The exit status of an audit that found something wrong."""
 
-_REPORT = "a new file for a row for each reference: NAME.parquet, or NAME.jsonl for JSON lines"
+_REPORT = "a new file for the report, one row for each reference: NAME.parquet, or NAME.jsonl for JSON lines"
 _EXAMPLE = ("topic", "partition", "offset", "which", "state", "path", "size", "stored", "detail")
 
 
@@ -94,7 +94,7 @@ def _show(result: Audit, report: str | None) -> None:
         place = f"{each.topic} partition {each.partition} offset {each.offset} {each.which}"
         print(f"{place}: {each.state}{path}: {printable(each.detail, 1_000)}")
     if result.wrong > len(result.examples):
-        where = report or "give --report for all of them"
+        where = report or "use --report to get all of them"
         print(f"… and {result.wrong - len(result.examples):,} more: {where}")
     for note in result.notes:
         print(f"note: {note}")
@@ -109,7 +109,7 @@ def audit_settings(arguments: argparse.Namespace) -> AuditSettings:
     use = store_use(arguments, arguments.topic)
     topics = arguments.topic or ([] if use is None else use.topics)
     if not topics:
-        raise ConfigurationError("--topic", "is missing; give a topic, or a configuration with -c")
+        raise ConfigurationError("--topic", "is missing; specify a topic, or a configuration with -c")
     store = store_config(arguments, use)
     formats = {} if use is None or arguments.format is not None else use.formats
     configured = None if KEY_NAME in store else use  # the command line wins
@@ -135,28 +135,28 @@ def parser(
     """The command line; see `main`."""
     made = JobParser(
         prog="audit",
-        description="Check every reference of topics: whether its payload is there, is the right one, and stays as "
-        "long as the record.",
-        epilog="Exit status: 0 all is well, 1 it failed, 2 something to set right first, 3 something is wrong with a "
-        "reference. The last line on stdout is the result, as JSON when stdout is not a terminal.",
+        description="Checks each reference in the topics: whether its payload exists, is the right one, and is "
+        "kept as long as the record.",
+        epilog="Exit status: 0 if all references are valid, 1 if the audit failed, 2 if something must be "
+        "corrected first, 3 if a reference has a problem. The last line on stdout is the result, as JSON if "
+        "stdout is not a terminal.",
         allow_abbrev=False,
     )
     # fmt: off
     source = made.add_argument_group("what to read")
     add_kafka(source)
     source.add_argument("--topic", action="append", default=[], metavar="NAME",
-        help="a topic; may be given several times. With -c the default is each topic that may refer to payloads of the "
-        "store")
+        help="a topic; may be given several times. Default with -c: each topic that may refer to payloads of the store")
     source.add_argument("--format", choices=list(FORMATS),
-        help="the worker's reference.format (default: from the configuration, else wideload)")
+        help="the worker's reference.format (default: from the configuration, otherwise wideload)")
     source.add_argument("--newest-only", action="store_true",
-        help="of a compacted topic, check the newest record of each key alone, as after a sweep with this option. "
-        "A reader that starts at the beginning may meet others, which Kafka has not removed yet")
+        help="in compacted topics, check only the newest record of each key, as is useful after a sweep with this "
+            "option. A reader that starts at the beginning may find older records, which Kafka has not removed yet")
     add_store(made.add_argument_group("the store"))
     what = made.add_argument_group("what to do")
     what.add_argument("--verify", action="store_true", help="read every payload, and compare size and checksum")
     what.add_argument("--report", metavar="PATH", help=report)
-    what.add_argument("--json", action="store_true", help="JSON in a terminal too")
+    what.add_argument("--json", action="store_true", help="print JSON in a terminal too")
     # fmt: on
     add(made)
     return made

@@ -31,7 +31,7 @@ def check_report(path: str) -> None:
     if file.suffix not in (_PARQUET, _LINES):
         raise ConfigurationError("--report", f"found {path}, allowed is a file that ends in {_PARQUET} or {_LINES}")
     if os.path.lexists(path):
-        raise ConfigurationError("--report", f"{path} is there already; give a new file")
+        raise ConfigurationError("--report", f"{path} already exists; specify a new file")
     if not os.access(file.parent, os.W_OK | os.X_OK):
         raise ConfigurationError("--report", f"{file.parent} is not a directory that this user can write to")
     if file.suffix == _PARQUET:

@@ -72,11 +72,11 @@ class Search:
     @property
     def refusals(self) -> list[str]:
         """Why it is not known what is live, in sentences; none if nothing was found and all was searched."""
-        end = "give each with --carrier, or with --ignore-topic if what it refers to may go"
+        end = "specify each with --carrier, or with --ignore-topic if the payloads that it refers to may be deleted"
         places = [f"{name} (partition {at.partition} offset {at.offset})" for name, at in sorted(self.found.items())]
         unread = [f"{name} ({reason})" for name, reason in sorted(self.unread.items())]
         given = (
-            ("records of topics that are not given refer to these payloads", places),
+            ("records of topics that were not specified refer to these payloads", places),
             ("it is not known whether records of these topics refer to them", unread),
         )
         return [f"{what}: {_some(which)}; {end}" for what, which in given if which]
@@ -85,8 +85,9 @@ class Search:
     def warnings(self) -> list[str]:
         """What was found that does not say where it leads, a sentence for each topic."""
         return [
-            f"topic {name}, which is not given, has {each.records:,} records that say that they are references and do "
-            f"not say where they lead, one of them in partition {each.partition} at offset {each.offset}: {each.error}"
+            f"topic {name}, which was not specified, has {each.records:,} records that are marked as references "
+            f"but do not contain a readable path, one of them in partition {each.partition} at offset "
+            f"{each.offset}: {each.error}"
             for name, each in sorted(self.unclear.items())
             if name not in self.found
         ]
@@ -153,7 +154,7 @@ class _Searching:
         except (TimeoutError, KafkaError, ClusterError) as exc:
             names = [name for name in topics if name not in self.result.found]
             if limit.expired():
-                self.result.unread |= dict.fromkeys(names, "no time was left; --search-time gives more")
+                self.result.unread |= dict.fromkeys(names, "the time limit was reached; raise --search-time")
             elif isinstance(exc, KafkaConnectionError | NodeNotReadyError):
                 raise translated(exc, "other topics cannot be searched") from exc
             elif len(names) > 1:

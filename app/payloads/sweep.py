@@ -127,7 +127,7 @@ def marked(engine: Engine[Frame], settings: SweepSettings) -> tuple[Frame, Sweep
         settings.described()  # first of all, to report a wrong name
         if there := settings.still_there():
             raise ConfigurationError(
-                "--deleted-topic", f"topic {there[0]} is on the brokers at {settings.client.bootstrap_servers}"
+                "--deleted-topic", f"topic {there[0]} exists on the brokers at {settings.client.bootstrap_servers}"
             )
         result = Sweep(datetime.now(UTC) - settings.grace)
         left_alone = {*store.topics()} - {*settings.swept_topics} if isinstance(store, ListTopics) else ()
@@ -220,7 +220,7 @@ def _unreadable(survey: Tally, settings: SweepSettings, root: str | None) -> Ite
     if wrong := survey.of("wrong").first:
         topic, partition, offset, error, _ = wrong
         yield (
-            f"{survey.of('wrong').count:,} records say that they are references and cannot be read as "
+            f"{survey.of('wrong').count:,} records are marked as references and cannot be read as "
             f"{settings.format_of(topic)}, the first in topic {topic} partition {partition} offset {offset}: "
             f"{printable(error, _ERROR)}{_advice(topic, error, settings)}"
         )
@@ -229,13 +229,13 @@ def _unreadable(survey: Tally, settings: SweepSettings, root: str | None) -> Ite
         yield (
             f"{survey.of('elsewhere').count:,} references lead elsewhere than to {root}, the first in topic {topic} "
             f"partition {partition} offset {offset}: {shown(path)}; is it another name of this store? "
-            "If it is another store, give --other-root"
+            "If it is another store, use --other-root"
         )
     if hidden := survey.of("hidden").first:
         topic, partition, offset, error, _ = hidden
         yield (
-            f"topic {topic} is in quarantine, and its record in partition {partition} at offset {offset} may hold a "
-            f"sound reference: it {printable(error, _ERROR)}"
+            f"topic {topic} is in quarantine, and its record in partition {partition} at offset {offset} may "
+            f"contain a valid reference: it {printable(error, _ERROR)}"
         )
 
 
@@ -261,9 +261,9 @@ def _too_many(folders: Iterable[Folder], most: float) -> Iterator[str]:
         payloads = folder.payloads - folder.foreign
         if folder.orphans > most * payloads:
             yield (
-                f"{folder.orphans:,} of the {payloads:,} payloads of topic {folder.topic} would go, which is "
-                f"more than --max-delete-fraction {most:g}; make sure that every topic that refers to them is given, "
-                "then raise it"
+                f"{folder.orphans:,} of the {payloads:,} payloads of topic {folder.topic} would be deleted, which "
+                f"is more than --max-delete-fraction {most:g}; make sure that every topic that refers to them is "
+                f"specified, then raise the limit"
             )
 
 

@@ -46,7 +46,7 @@ REFUSED = 3
 """The exit status of a sweep that is refused."""
 
 _LONGEST_GRACE = timedelta(days=36_500)  # dates do not go back for ever
-_REPORT = "a new file for a row for each payload: NAME.parquet, or NAME.jsonl for JSON lines"
+_REPORT = "a new file for the report, one row for each payload: NAME.parquet, or NAME.jsonl for JSON lines"
 _COLUMNS = ("topic", "payloads", "size", "live", "young", "to delete", "size", "oldest")
 
 
@@ -73,7 +73,7 @@ def main(
             result = sweep(engine, settings)
     except RecordsLostError as error:
         if DELETING in seconds:
-            print(f"sweep: only orphans were removed, and the next run goes on: {error}", file=sys.stderr)
+            print(f"sweep: only orphans were removed, and the next run continues: {error}", file=sys.stderr)
             return 1
         result = Sweep(
             datetime.now(UTC) - settings.grace, refusals=[f"it is not known what is live; run it again: {error}"]
@@ -118,16 +118,17 @@ def _show(result: Sweep, arguments: argparse.Namespace, state: str) -> None:
     for folder in result.folders:
         if folder.foreign:
             print(
-                f"left alone, as these are not names of payloads: {folder.foreign:,} in the folder of {folder.topic}; "
-                "--any-name takes them for payloads"
+                f"left alone, because their names are not those of payloads: {folder.foreign:,} in the directory "
+                f"of {folder.topic}; "
+                "--any-name treats them as payloads"
             )
     if result.left_alone:
         print(f"left alone, as they are not among --topic: {', '.join(result.left_alone)}")
     if result.search.searched:
         print(
             f"other topics, searched for references: {result.search.searched:,}, the newest "
-            f"{arguments.search_records:,} offsets of each partition; older records were not looked at, nor "
-            "were topics that these credentials may not see"
+            f"{arguments.search_records:,} offsets of each partition; older records were not searched, nor were "
+            f"topics that these credentials may not see"
         )
     for topic, records in result.quarantined.items():
         print(f"in quarantine: {topic}, with {records:,} records that cannot be read")
@@ -180,7 +181,7 @@ def sweep_settings(arguments: argparse.Namespace) -> SweepSettings:
     if use is not None:
         _take_topics(arguments, use)
     elif not arguments.topics and not arguments.deleted_topics:
-        raise ConfigurationError("--topic", "is missing; give the topic whose payloads are to be swept, or -c")
+        raise ConfigurationError("--topic", "is missing; specify the topic whose payloads are to be swept, or -c")
     read, deleted = {*arguments.topics, *arguments.carriers}, arguments.deleted_topics
     _check_each("--deleted-topic", deleted, lambda name: name not in read, "is --topic or --carrier too")
     _check_each("--quarantine", arguments.quarantined, lambda name: name in read, "is neither --topic nor --carrier")
@@ -220,8 +221,8 @@ def _take_topics(arguments: argparse.Namespace, use: StoreUse) -> None:
         if topic not in use.referencing:
             raise ConfigurationError(
                 "--topic",
-                f"found {topic}, and by the configuration the store has payloads of {', '.join(use.referencing)}; "
-                "leave out -c, and give each --carrier",
+                f"found {topic}, but according to the configuration the store has payloads of "
+                f"{', '.join(use.referencing)}; omit -c, and specify each --carrier",
             )
     topics = list(dict.fromkeys(arguments.topics or (() if arguments.deleted_topics else use.referencing)))
     arguments.topics = topics
@@ -262,7 +263,7 @@ def _formats(arguments: argparse.Namespace, configured: Mapping[str, FormatName]
 def _duration(text: str) -> timedelta:
     match = re.fullmatch(r"([0-9]{1,9})(s|m|h|d)", text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration; allowed are 90s, 90m, 24h, 7d")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration; allowed are 90s, 90m, 24h, 7d")
     units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
     with suppress(OverflowError):
         duration = timedelta(**{units[match[2]]: int(match[1])})
@@ -284,58 +285,65 @@ def parser(
     """The command line; see `main`."""
     made = JobParser(
         prog="sweep",
-        description="Remove the payloads that no record refers to any more. A dry run, unless --delete is given.",
-        epilog="Exit status: 0 done, 1 failed at work, 2 something to set right first, 3 refused, nothing was deleted. "
-        "The last line on stdout is the result, as JSON when stdout is not a terminal.",
+        description="Deletes payloads that no record refers to any longer. Without --delete, the command is a dry run.",
+        epilog="Exit status: 0 if the sweep completed, 1 if it failed while it ran, 2 if something must be "
+        "corrected first, 3 if it refused and deleted nothing. The last line on stdout is the result, as JSON "
+        "if stdout is not a terminal.",
         allow_abbrev=False,
     )
     # fmt: off
     source = made.add_argument_group("what to read")
     add_kafka(source)
     source.add_argument("--topic", dest="topics", action="append", default=[], metavar="NAME",
-        help="a topic whose payloads are swept; may be given several times. Payloads of other topics are left alone. "
-        "With -c the default is each topic with payloads in the store")
+        help="a topic whose payloads are swept; may be given several times. Payloads of other topics are left "
+            "alone. Default with -c: each topic with payloads in the store")
     source.add_argument("--deleted-topic", dest="deleted_topics", action="append", default=[], metavar="NAME",
-        help="a topic that no longer exists, whose payloads are swept; refused if the cluster has it. All payloads go "
-        "that no --topic and no --carrier refers to, so give --max-delete-fraction 1 too")
+        help="a topic that no longer exists, and whose payloads are swept; refused if the cluster has the topic. "
+            "All payloads are deleted that no --topic and no --carrier refers to, so --max-delete-fraction 1 is "
+            "required too")
     source.add_argument("--carrier", dest="carriers", action="append", default=[], metavar="NAME",
-        help="a topic whose records may refer to those payloads too: dead letters, copies; may be given several times")
+        help="a referencing topic: its records may refer to those payloads too, as in a dead letter queue or a "
+            "copy; may be given several times")
     source.add_argument("--format", dest="reference_format", choices=list(FORMATS),
-        help="the worker's reference.format (default: from the configuration, else wideload)")
+        help="the worker's reference.format (default: from the configuration, otherwise wideload)")
     source.add_argument("--topic-format", action="append", default=[], metavar="NAME=FORMAT",
-        help="the format of one --topic or --carrier, if it is not --format; may be given several times")
+        help="the format of one --topic or --carrier if it differs from --format; may be given several times")
     source.add_argument("--other-root", dest="other_roots", action="append", default=[], metavar="PATH",
-        help="references that begin with PATH lead to another store and do not count; without this they are refused")
+        help="ignore references whose path begins with PATH, because they lead to another store; without this "
+            "option they are a reason to refuse")
     source.add_argument("--quarantine", dest="quarantined", action="append", default=[], metavar="NAME",
-        help="a --topic or --carrier in which somebody has written references that cannot be read: its payloads are "
-        "left alone, and such records are no reason to refuse. No dead-letter topic: its letters may be references")
+        help="a --topic or --carrier with references that cannot be read: its payloads are left alone, and such "
+            "records do not cause a refusal. Not for a dead letter queue, whose records may contain references")
     source.add_argument("--ignore-topic", dest="ignored", action="append", default=[], metavar="NAME",
-        help="a topic that is neither --topic nor --carrier, and whose references do not count: payloads go that "
-        "only it refers to. Without this, and without --carrier, such a topic is a reason to refuse. A pattern as "
-        "'team-b-*' is for many")
+        help="a topic whose references do not count: payloads that only such a topic refers to are deleted. "
+            "Otherwise the sweep refuses if a topic that is neither --topic nor --carrier has references to them. "
+            "A pattern such as 'team-b-*' matches several topics")
     source.add_argument("--search-records", type=at_least(1), default=DEFAULT_RECORDS, metavar="N",
-        help="how many of the newest offsets of each partition of all other topics are searched for references to the "
-        "payloads (default: 1,000); older ones are not seen")
+        help="how many of the newest offsets in each partition of all other topics are searched for references to "
+            "the payloads (default: 1,000); older records are not searched")
     source.add_argument("--search-time", type=_duration, default=DEFAULT_TIME, metavar="TIME",
-        help="how long that may last; topics that are left then are a reason to refuse (default: 10m)")
+        help="the time limit of that search; topics that were not searched by then are a reason to refuse "
+            "(default: 10m)")
     source.add_argument("--newest-only", action="store_true",
-        help="of a compacted topic, count the newest record of each key, and what was overwritten during the grace. A "
-        "reader that begins before the others, which Kafka has not removed yet, may meet them without a payload")
+        help="in compacted topics, count only the newest record of each key, and records that were overwritten "
+            "within --grace. A reader that is further behind may find older records, which Kafka has not removed "
+            "yet, without a payload")
     add_store(made.add_argument_group("the store"))
     what = made.add_argument_group("what to delete")
-    what.add_argument("--delete", action="store_true", help="delete; without it, only report what would be deleted")
+    what.add_argument("--delete", action="store_true", help="delete the payloads; without this option, only report "
+        "what would be deleted")
     what.add_argument("--grace", type=_duration, default=DEFAULT_GRACE, metavar="TIME",
-        help="how old a payload must be at least, as 90m, 24h or 7d (default: 24h)")
+        help="the minimum age of a payload that is deleted, for example 90m, 24h or 7d (default: 24h)")
     what.add_argument("--allow-short-grace", dest="short_grace", action="store_true",
-        help="accept a grace of less than an hour; only if nothing is being published")
+        help="accept a minimum age of less than an hour; only if nothing is being published")
     what.add_argument("--max-delete-fraction", type=_fraction, default=DEFAULT_MAX_DELETE_FRACTION, metavar="N",
-        help="the most of a topic's payloads that may go, 0 to 1 (default %(default)s)")
+        help="the largest fraction of a topic's payloads that may be deleted, 0 to 1 (default %(default)s)")
     what.add_argument("--any-name", action="store_true",
-        help="take every object of a topic's folder for a payload, not only those named by a SHA-256 or a UUID, as "
-        "all stores of this project name them")
+        help="treat every object in a topic's directory as a payload, not only those whose name is a SHA-256 or a "
+            "UUID, as the built-in stores name them")
     what.add_argument("--report", metavar="PATH",
-        help=f"{report}, with its size, age, state, and why; written before anything is deleted")
-    what.add_argument("--json", action="store_true", help="JSON in a terminal too")
+        help=f"{report}. A row contains size, age, state and reason. The report is written before anything is deleted")
+    what.add_argument("--json", action="store_true", help="print JSON in a terminal too")
     # fmt: on
     add(made)
     return made

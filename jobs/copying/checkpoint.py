@@ -74,12 +74,12 @@ class Checkpoint:
             if found is not None:
                 return self._progress(found)
         if names and not numbers:
-            raise ConfigurationError("--checkpoint", f"{self._folder} is not empty and was not made by this job")
+            raise ConfigurationError("--checkpoint", f"{self._folder} is not empty and was not created by this job")
         if self._last > 0:  # the first note is written before anything else is
             raise ConfigurationError(
                 "--checkpoint",
-                f"no note in {self._folder} is whole, so it is not known how far the job is; restore the folder, or "
-                "begin with a new one and an empty sink",
+                f"no note in {self._folder} is complete, so the progress of the job is not known; restore the "
+                f"directory, or start with a new one and an empty output topic",
             )
         return None
 
@@ -101,7 +101,7 @@ class Checkpoint:
         try:
             self._files.create(f"{self._folder}/{self._last}", json.dumps(note))
         except FileExistsError as exc:
-            raise JobFailedError(f"another run works with the checkpoint {self._folder}; wait for its end") from exc
+            raise JobFailedError(f"another run is using the checkpoint {self._folder}; wait until it ends") from exc
         if self._last >= _KEPT:
             self._files.delete(f"{self._folder}/{self._last - _KEPT}")
 
@@ -110,8 +110,8 @@ class Checkpoint:
             if found.get(part) != value:
                 raise ConfigurationError(
                     "--checkpoint",
-                    f"{self._folder} belongs to {part} {found.get(part)}, this is {part} {value}; "
-                    "give a folder of its own",
+                    f"{self._folder} belongs to {part} {found.get(part)}, this is {part} {value}; use a separate "
+                    f"directory",
                 )
         self.id = str(found.get("id", self.id))  # notes of older releases have none
         try:
@@ -126,8 +126,8 @@ class Checkpoint:
         except (AttributeError, LookupError, TypeError, ValueError) as exc:
             raise ConfigurationError(
                 "--checkpoint",
-                f"the last note in {self._folder} is damaged, so it is not known how far the job is; restore the "
-                "folder, or begin with a new one and an empty sink",
+                f"the last note in {self._folder} is damaged, so the progress of the job is not known; restore the "
+                f"directory, or start with a new one and an empty output topic",
             ) from exc
 
     def _read(self, number: int) -> dict[str, Any] | None:

@@ -38,7 +38,7 @@ class Tally:
         payload_bytes: the bytes of these values, as far as they are known.
         unsized: in a dry run, how many of these values have a size that only the store knows.
         kept: records that were written as they are, since they cannot be restored.
-        left_out: chunks that make no message.
+        left_out: chunks that do not form a message.
     """
 
     forms: dict[Form, list[int]] = field(default_factory=dict)

@@ -85,7 +85,7 @@ def run(
     settings.check()
     if spark.sparkContext.getConf().get(_SPECULATION, "false") == "true":
         raise ConfigurationError(
-            "--conf", f"{_SPECULATION}=true would have two tasks write to one partition at a time; set it to false"
+            "--conf", f"{_SPECULATION}=true would let two tasks write to one partition simultaneously; set it to false"
         )
     topic = settings.source.topic
     try:
@@ -113,8 +113,8 @@ def _check_topics(settings: BackfillSettings, there: Mapping[int, Bounds], sink:
     if not settings.by_key and len(sink.ends) != len(there):
         raise ConfigurationError(
             "--sink",
-            f"topic {sink.name} has {len(sink.ends)} partitions, the source has {len(there)}; make it with as many, or "
-            "give --partition-by key",
+            f"topic {sink.name} has {len(sink.ends)} partitions, the source has {len(there)}; create it with as "
+            f"many, or use --partition-by key",
         )
     if not sink.keeps_timestamps:
         raise ConfigurationError(
@@ -133,27 +133,27 @@ def _begin(
         if any(sink.ends.values()) and not settings.append and not settings.dry_run:
             raise ConfigurationError(
                 "--checkpoint",
-                f"{settings.checkpoint} is new, and topic {sink.name} has had records already; give the checkpoint "
-                "that belongs to it, another topic, or --append",
+                f"{settings.checkpoint} is new, and topic {sink.name} already has, or had, records; use the "
+                f"checkpoint that belongs to it, another topic, or --append",
             )
         progress = Progress()
     for partition, end in progress.ends.items():
         if sink.ends.get(partition, 0) < end:
             raise JobFailedError(
                 f"topic {sink.name} partition {partition} was written up to offset {end:,} and ends at "
-                f"{sink.ends.get(partition, 0):,} now: it was made anew; give a new --checkpoint"
+                f"{sink.ends.get(partition, 0):,} now: it was deleted and created again; use a new --checkpoint"
             )
     for partition, each in there.items():
         at = progress.positions.get(partition, each.first)
         if at > each.end:
             raise JobFailedError(
-                f"topic {topic} partition {partition} was read up to offset {at:,} and ends at {each.end:,} now: it "
-                "was made anew; give a new --checkpoint and a new --sink"
+                f"topic {topic} partition {partition} was read up to offset {at:,} and ends at {each.end:,} now: "
+                f"it was deleted and created again; use a new --checkpoint and a new --sink"
             )
         if at < each.first and settings.source.fail_on_loss:
             raise JobFailedError(
                 f"topic {topic} partition {partition} was read up to offset {at:,} and begins at {each.first:,} now: "
-                "records were deleted before they were read; --no-fail-on-data-loss goes on without them"
+                "records were deleted before they were read; --no-fail-on-data-loss continues without them"
             )
         found.positions[partition] = max(at, each.first)
         found.ends[partition] = each.end

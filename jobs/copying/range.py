@@ -120,12 +120,13 @@ class BackfillSettings:
             ConfigurationError: they do not.
         """
         if self.source.topic == self.sink:
-            raise ConfigurationError("--sink", f"found {self.sink}, which is the source; give another topic")
+            raise ConfigurationError("--sink", f"found {self.sink}, which is the source; use another topic")
         if self.checkpoint is None and not self.dry_run:
-            raise ConfigurationError("--checkpoint", "is missing; give a folder, or --dry-run")
+            raise ConfigurationError("--checkpoint", "is missing; specify a directory, or --dry-run")
         if self.source.inflater.store.get(_GENERATOR, "sha256") != "sha256":
             raise ConfigurationError(
-                _GENERATOR, "must be sha256 in a backfill: a repeated range would leave payloads of other names"
+                _GENERATOR,
+                "must be sha256 in a backfill: otherwise a repeated range would leave payloads with other names behind",
             )
 
     def belongs_to(self) -> dict[str, str]:
@@ -189,9 +190,9 @@ def check_mark(log: Readable, range_: OffsetRange, mark: Mark) -> None:
     found = next(log.records(offset, offset + 1, fail_on_loss=False), None)
     if found is not None and found.offset == offset and mark_of(found) != mark:
         raise JobFailedError(
-            f"topic {range_.topic} partition {range_.partition} has another record at offset {offset:,} than was read "
-            "there: the topic was made anew, or its log was cut by an unclean election; give a new --checkpoint and a "
-            "new --sink"
+            f"topic {range_.topic} partition {range_.partition} has a different record at offset {offset:,} than "
+            f"the one that was read there: the topic was deleted and created again, or an unclean election "
+            f"truncated its log; use a new --checkpoint and a new --sink"
         )
 
 
@@ -203,8 +204,8 @@ def _done(receipt: Receipt, settings: BackfillSettings, range_: OffsetRange) -> 
             {},
             JobFailedError(
                 f"topic {range_.topic} partition {range_.partition} is copied up to offset {receipt.next:,}, and "
-                f"the checkpoint {settings.checkpoint} is at {range_.start:,}: another run works with it, or it is an "
-                "old copy; end the other run, or put the newest copy back"
+                f"the checkpoint {settings.checkpoint} is at {range_.start:,}: another run is using it, or it is "
+                f"an old copy; stop the other run, or restore the newest copy"
             ),
         )
     return Outcome(receipt.next, receipt.tally, dict([receipt.end] if receipt.end else ()), None, receipt.mark)
@@ -214,9 +215,9 @@ def _check_alone(receipt: Receipt, settings: BackfillSettings, range_: OffsetRan
     if receipt.checkpoint != settings.checkpoint_id and receipt.end is not None:
         raise JobFailedError(
             f"a backfill with another checkpoint than {settings.checkpoint} has written topic {range_.topic} partition "
-            f"{range_.partition} up to offset {receipt.next:,} to topic {settings.sink}, since this one began: end one "
-            "of the two; if both have written a partition, its records are there twice, so make the sink anew and give "
-            "a new --checkpoint; --append goes on in any case"
+            f"{range_.partition} up to offset {receipt.next:,} to topic {settings.sink}, since this one started: "
+            f"stop one of the two; if both have written a partition, the topic contains its records twice, so "
+            f"create it again and use a new --checkpoint; --append continues in any case"
         )
 
 

@@ -75,8 +75,8 @@ class SinkTopic:
         for limit, name, by_ms in ((self.newest_ms, NEWEST, ahead_ms), (self.oldest_ms, OLDEST, -ahead_ms)):
             if limit is not None and by_ms - _CLOCKS_MS > limit:
                 return (
-                    f"the timestamp is {timestamp_ms} ms, and {name} of topic {self.name} is {limit}; raise it for the "
-                    "time of the backfill"
+                    f"the timestamp is {timestamp_ms} ms, and {name} of topic {self.name} is {limit}; raise it "
+                    f"while the backfill runs"
                 )
         return None
 
@@ -95,7 +95,7 @@ def sink_topic(client: ClientSettings, name: str) -> SinkTopic:
             "--bootstrap-servers", f"no broker answers at {client.bootstrap_servers}: {exc}"
         ) from exc
     except kafka_errors.KafkaError as exc:
-        raise JobFailedError(f"topic {name} cannot be looked at: {describe(exc)}") from exc
+        raise JobFailedError(f"topic {name} cannot be described: {describe(exc)}") from exc
 
 
 async def _sink_topic(client: ClientSettings, name: str) -> SinkTopic:
@@ -262,20 +262,20 @@ class SinkWriter:
     def _refused(self, where: str, error: Exception) -> JobFailedError:
         if isinstance(error, FENCED):
             reason = (
-                "another run or task of the same backfill has ended this one, or its transaction was open for "
+                "another run or task of the same backfill has fenced this one, or its transaction was open for "
                 f"more than {self._timeout_ms // 1000:,} s"
             )
         elif isinstance(error, TimeoutError | kafka_errors.KafkaTimeoutError):
             reason = f"no answer in {_ANSWER_S:g} s"
         else:
             reason = describe(error)
-        return JobFailedError(f"topic {self._topic.name}{where} did not take records: {reason}")
+        return JobFailedError(f"topic {self._topic.name}{where} did not accept records: {reason}")
 
     def _forbidden(self) -> ConfigurationError:
         return ConfigurationError(
             "--kafka-option",
-            f"these credentials may not read and commit the offsets of group {self._id}; give them Read on the groups "
-            "that begin with wideload-backfill-",
+            f"these credentials may not read and commit the offsets of group {self._id}; grant Read on the groups "
+            f"that begin with wideload-backfill-",
         )
 
     async def _receipt(self, place: TopicPartition) -> Receipt | None:

@@ -49,9 +49,10 @@ def add_spark(parser: argparse.ArgumentParser) -> None:
     spark.add_argument("--driver-memory", metavar="SIZE", help="heap of the job on one machine (Spark's default: 1g)")
     # fmt: off
     spark.add_argument("--jars", metavar="LIST",
-        help="the Kafka connector and such: files and folders; else $WIDELOAD_SPARK_JARS; else Spark fetches them")
-    spark.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="any Spark setting")
-    spark.add_argument("--verbose", action="store_true", help="Spark's whole log, and the traceback of a failure")
+        help="jars such as the Kafka connector: files and directories (default: $WIDELOAD_SPARK_JARS; without it, "
+            "Spark downloads them)")
+    spark.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark")
+    spark.add_argument("--verbose", action="store_true", help="show Spark's complete log, and tracebacks of failures")
 
 
 def session_settings(
@@ -73,7 +74,7 @@ def session_settings(
         ConfigurationError: an argument is wrong, or must be given to spark-submit.
     """
     if submitted() and arguments.jars:
-        raise ConfigurationError("--jars", "spark-submit has started Spark; give --jars or --packages to it")
+        raise ConfigurationError("--jars", "spark-submit has started Spark; pass --jars or --packages to spark-submit")
     return SessionSettings(
         name=name,
         jars=connector_jars(arguments.jars or os.environ.get("WIDELOAD_SPARK_JARS", "")),

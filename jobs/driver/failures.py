@@ -35,50 +35,50 @@ _OF_EXECUTORS = (
         ("executors run Python {0}, and the driver runs {1}; both need the same minor version: set PYSPARK_PYTHON (or "
         "spark.pyspark.python) to such a one on executors")),
     (r'Cannot run program "([^"]+)"', "PYSPARK_PYTHON",
-        "executors have no {0}; set it (or spark.pyspark.python) to a Python that is there"),
+        "executors have no {0}; set it (or spark.pyspark.python) to a Python that exists there"),
     (r"(?s)(?:^ *(\w*Error: [^\n]*|[^\n]* (?:requires|needs) Python [^\n]*)\n.*)?reading the port number from pyspark",
         "PYSPARK_PYTHON",
         ("the Python of executors cannot run PySpark ({0}); set it (or spark.pyspark.python) to one of the same minor "
         "version as the driver's")),
     (r"^(?:ModuleNotFoundError|ImportError): No module named '((?:wideload|app|jobs|transforms|stores)\b[\w.]*)'",
         "executors",
-        ("have not the code of wideload (no module {0}); give it with --py-files jobs.zip "
-        "(`python -m wideload.jobs.archive jobs.zip` makes it), or install the same wideload there")),
+        ("do not have the code of wideload (no module {0}); pass it with --py-files jobs.zip (`python -m "
+            "wideload.jobs.archive jobs.zip` creates it), or install the same version of wideload there")),
     (r"(?:^(?:ModuleNotFoundError|ImportError): No module named '|PACKAGE_NOT_INSTALLED\] )(\w+)", "executors",
-        "have no {0}; install it there, or name a Python that has it with PYSPARK_PYTHON or spark.pyspark.python"),
+        "have no {0}; install it there, or set PYSPARK_PYTHON or spark.pyspark.python to a Python that has it"),
 )
 _MEANINGS = (
     *_OF_EXECUTORS,
     (rf"{_FULL}(?=(?:\n\s+at .*){{0,12}}\n\s+at org\.apache\.spark\.(?:storage|shuffle|io|util\.collection)\.)", None,
-        ("no room is left where Spark keeps what does not fit into memory ({0}); make room there, or name another "
-        "folder with --conf spark.local.dir=FOLDER (on a cluster: SPARK_LOCAL_DIRS of its workers)")),
+        ("the disk is full where Spark stores data that does not fit into memory ({0}); free space there, or set "
+            "another directory with --conf spark.local.dir=DIRECTORY (on a cluster: SPARK_LOCAL_DIRS of its workers)")),
     (rf"rows to (\S+?)\.? (?:.*\n)*.*{_FULL}", None,
-        "no room is left on the disk of {0}, where the rows are written ({1}); make room, and run it again"),
+        "the disk of {0}, where the rows are written, is full ({1}); free space, and run the job again"),
     (_FULL, None,
-        ("no room is left on a disk that Spark writes to, most likely that of the checkpoint ({0}); make room, and run "
-        "it again")),
+        ("a disk that Spark writes to is full, most likely that of the checkpoint ({0}); free space, and run the "
+            "job again")),
     (r"Failed to find (the )?data source: kafka|DATA_SOURCE_NOT_FOUND", "--jars", "{connector}"),
     (r"UnknownTopicOrPartitionException|InvalidTopicException", "--topic",
-        "{source} is not on the broker at {servers}; create it, or check its name"),
+        "{source} does not exist on the broker at {servers}; create it, or check its name"),
     (r"CONCURRENT_STREAM_LOG_UPDATE|CONCURRENT_QUERY|Race while writing batch|Multiple streaming jobs detected",
-        "--checkpoint", "another run works with it at the same time; run this one again when that one has ended"),
+        "--checkpoint", "another run is using it; start this run again when the other one has ended"),
     (r"DELTA_CONCURRENT_|\bio\.delta\.exceptions\.Concurrent", "--output",
-        "another run writes to this table at the same time; run this one again when that one has ended"),
+        "another run is writing to this table; start this run again when the other one has ended"),
     (r"KAFKA_DATA_LOSS|Some data may have been lost|is not there, the first one is", "--no-fail-on-data-loss",
-        ("records of {source} that the checkpoint needs are gone from Kafka (retention, or the topic was created "
-        "again); give this option to go on without them, or a new --checkpoint and --output")),
+        ("records of {source} that the checkpoint needs are no longer in Kafka (retention, or the topic was "
+            "created again); set this option to continue without them, or use a new --checkpoint and --output")),
     (r"(Sasl|Ssl)AuthenticationException|(Topic|Group|Cluster)AuthorizationException", "--kafka-option",
         "the broker at {servers} refuses these credentials, or they may not read {source}"),
     (r"org\.apache\.kafka\.common\.errors\.TimeoutException|Timed out waiting for a node assignment",
         "--bootstrap-servers",
-        ("{servers} takes connections but does not answer as a Kafka broker; check kafka.security.protocol and the "
+        ("{servers} accepts connections but does not respond as a Kafka broker; check kafka.security.protocol and the "
         "port")),
     (r"kafka\.common\.config\.ConfigException|Failed to (construct kafka consumer|create new KafkaAdminClient)",
         "--kafka-option",
-        "Kafka's client refuses the options; check the names and values of kafka.* (--verbose shows what it says)"),
+        "Kafka's client refuses the options; check the names and values of kafka.* (--verbose shows its message)"),
     (r"OutOfMemoryError", None,
-        ("a task ran out of memory; give more with --driver-memory (on a cluster: --conf spark.executor.memory), or "
-        "fewer cores, each of which holds a row group and some copies of its largest record")),
+        ("a task ran out of memory; increase --driver-memory (on a cluster: --conf spark.executor.memory), or use "
+            "fewer cores, each of which holds a row group and some copies of its largest record")),
 )
 # fmt: on
 
@@ -89,7 +89,7 @@ class JobFailedError(WideloadError):
 
 def no_connector() -> str:
     """What to do if Spark has no Kafka connector."""
-    return f"Spark has no Kafka connector; give its jars, or to spark-submit: --packages {release().connector}"
+    return f"Spark has no Kafka connector; specify its jars, or with spark-submit: --packages {release().connector}"
 
 
 def require_broker(servers: str) -> None:
@@ -142,14 +142,14 @@ def explained(
     """
     if isinstance(error, Py4JNetworkError | ConnectionError):
         return JobFailedError(
-            "Spark's Java process ended, most likely because it ran out of memory; give it more with --driver-memory "
-            "(under spark-submit: its own --driver-memory), or fewer cores with --master 'local[1]'"
+            "Spark's Java process ended, most likely because it ran out of memory; increase --driver-memory (with "
+            "spark-submit: the --driver-memory of spark-submit), or use fewer cores with --master 'local[1]'"
         )
     text = _text(error)
     if bad := _BAD_VALUE.search(text):
         what = f"{bad[1]}: {fault}" if fault else bad[1]
         return JobFailedError(
-            f"{what}; --on-bad-value null goes on, with the bytes of such values in a column of their own"
+            f"{what}; --on-bad-value null continues, and writes the bytes of such values to a separate column"
         )
     found = _meaning(_MEANINGS, text, servers=servers, source=source, connector=no_connector())
     return found or JobFailedError(_without_secrets(_cause(text), options))
@@ -167,7 +167,7 @@ def _meaning(
     """What the user can set right, or knows best; None if there is no such thing."""
     for pattern, key, reason in meanings:
         if found := re.search(pattern, text, re.MULTILINE):
-            sentence = reason.format(*found.groups("it says no reason"), source=source, **words)
+            sentence = reason.format(*found.groups("no reason was reported"), source=source, **words)
             if key == "--topic" and ", " in source:  # Spark does not say which, and it may be of another option
                 return ConfigurationError("topics", f"one of {sentence}")
             return ConfigurationError(key, sentence) if key else JobFailedError(sentence)
@@ -181,7 +181,7 @@ def _cause(text: str) -> str:
         ours = name.startswith((f"{errors.__name__}.", f"{__name__}."))
         return message if ours else f"{name.rpartition('.')[2]}: {message}"
     causes = _CAUSE.findall(text)
-    return causes[-1] if causes else next(filter(None, map(str.strip, text.splitlines())), "Spark gives no reason")
+    return causes[-1] if causes else next(filter(None, map(str.strip, text.splitlines())), "Spark reported no reason")
 
 
 def _without_secrets(text: str, options: Mapping[str, str]) -> str:

@@ -41,7 +41,7 @@ def require_java(spark: SparkRelease) -> None:
         raise ConfigurationError(name, f"{home} holds no bin/java; set it to a {allowed}, or unset it")
     if command is None:
         raise ConfigurationError(
-            name, f"not found, and Spark runs on it; install {allowed} (Debian: openjdk-17-jre-headless)"
+            name, f"not found, but Spark requires it; install {allowed} (Debian: openjdk-17-jre-headless)"
         )
     try:
         answer = subprocess.run(
@@ -60,12 +60,12 @@ def require_java(spark: SparkRelease) -> None:
     if version is None:
         # macOS has a `java` that only says that there is none.
         first = said.strip().partition("\n")[0] or "nothing"
-        raise ConfigurationError(name, f"{command} says no version, but: {first}; install {allowed}")
+        raise ConfigurationError(name, f"{command} reported no version, but: {first}; install {allowed}")
     if not spark.java[0] <= version <= spark.java[1]:
         raise ConfigurationError(
             name,
-            f"{command} is Java {version}, and Spark {spark.name} runs on {allowed}; set JAVA_HOME to such a one "
-            "(Debian: apt-get install openjdk-17-jre-headless)",
+            f"{command} is Java {version}, and Spark {spark.name} runs on {allowed}; set JAVA_HOME accordingly "
+            f"(Debian: apt-get install openjdk-17-jre-headless)",
         )
 
 
@@ -102,14 +102,14 @@ def start_error(output: bytearray | None, error: Exception) -> ConfigurationErro
     if missing:
         return ConfigurationError(
             "--jars",
-            f"Spark could not fetch {', '.join(missing)}: no registry has it, or none can be reached; give its files "
-            "with --jars (`wideload job jars` prints those of the connector), or a registry with --conf "
-            "spark.jars.ivySettings=FILE; --verbose shows what was tried",
+            f"Spark could not fetch {', '.join(missing)}: no repository has it, or none can be reached; pass its "
+            f"files with --jars (`wideload job jars` prints those of the connector), or configure a repository "
+            f"with --conf spark.jars.ivySettings=FILE; --verbose shows what was tried",
         )
     found = _REASON.findall(text) or _REASON.findall(str(error))
     if found:
-        return ConfigurationError("spark", f"did not start: {found[-1].strip()[:500]}; --verbose shows all it said")
-    hint = "what it said is above" if output is None else "--verbose shows what it said"
+        return ConfigurationError("spark", f"did not start: {found[-1].strip()[:500]}; --verbose shows its output")
+    hint = "its output is above" if output is None else "--verbose shows its output"
     return ConfigurationError("spark", f"did not start: its Java process ended; {hint}")
 
 

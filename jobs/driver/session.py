@@ -94,12 +94,12 @@ def connector_jars(listed: str) -> tuple[str, ...]:
         if path.is_dir():
             found = sorted(path.glob("*.jar"))
             if not found:
-                raise ConfigurationError("--jars", f"folder {entry} holds no .jar file")
+                raise ConfigurationError("--jars", f"directory {entry} contains no .jar file")
             jars += found
         elif path.is_file():
             jars.append(path)
         else:
-            raise ConfigurationError("--jars", f"{entry} is neither a file nor a folder")
+            raise ConfigurationError("--jars", f"{entry} is neither a file nor a directory")
     if jars and not submitted():  # under spark-submit they are not used
         spark = release()
         for path in jars:
@@ -107,8 +107,8 @@ def connector_jars(listed: str) -> tuple[str, ...]:
             if scala and scala[1] != spark.scala:
                 raise ConfigurationError(
                     "--jars",
-                    f"{path} is for Scala {scala[1]}, and this Spark {spark.name} is built with {spark.scala}; "
-                    f"give the jars of {spark.connector}, or none",
+                    f"{path} is for Scala {scala[1]}, and this Spark {spark.name} is built with {spark.scala}; use "
+                    f"the jars of {spark.connector}, or none",
                 )
     return tuple(str(path.resolve()) for path in jars if path.name not in shipped)
 
@@ -127,7 +127,7 @@ def open_session(settings: SessionSettings) -> Iterator[SparkSession]:
         require_java(installed)
         if not (home() / "bin").is_dir():
             raise ConfigurationError(
-                "SPARK_HOME", f"{home()} holds no bin/spark-submit; set it to a Spark, or unset it"
+                "SPARK_HOME", f"{home()} holds no bin/spark-submit; set it to an installation of Spark, or unset it"
             )
         # Spark would use the first `python3` of PATH for its workers, which lacks the packages of this one.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -145,7 +145,7 @@ def open_session(settings: SessionSettings) -> Iterator[SparkSession]:
     if submitted() and not settings.verbose:
         spark.sparkContext.setLogLevel("FATAL")
     if sys.stderr.isatty() and spark.sparkContext.uiWebUrl:
-        print(f"Spark's pages, while this runs: {spark.sparkContext.uiWebUrl}", file=sys.stderr)
+        print(f"Spark's web UI, while this runs: {spark.sparkContext.uiWebUrl}", file=sys.stderr)
     former = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield spark
@@ -184,11 +184,12 @@ def require_class(spark: SparkSession, name: str, option: str, what: str, packag
     """
     if not has_class(spark, name):
         hint = (
-            f"no release of {what} for Spark {release().name} is known here; give its jars if there is one by now"
+            f"no release of {what} for Spark {release().name} is known here; if there is one now, pass its jars"
             if package is None
-            else f"give to spark-submit: --packages {release().connector},{package}"
+            else f"pass to spark-submit: --packages {release().connector},{package}"
             if submitted()
-            else f"add the jars of {package} to --jars (or WIDELOAD_SPARK_JARS), or give none, and Spark fetches them"
+            else f"add the jars of {package} to --jars (or WIDELOAD_SPARK_JARS), or specify none, and Spark "
+            f"downloads them"
         )
         raise ConfigurationError(option, f"Spark has no {what}; {hint}")
 

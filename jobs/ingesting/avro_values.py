@@ -41,9 +41,11 @@ def reader(written: Registered, table: Registered, _: str | None = None) -> Read
             value = fastavro.schemaless_reader(source, theirs, ours)
             fastavro.schemaless_writer(found, ours, value)
         except Exception as exc:  # of many classes; their texts may have what stands in the value
-            raise BadValueError(f"is not Avro of it, or not as the table needs it: {type(exc).__name__}") from exc
+            raise BadValueError(
+                f"is not valid Avro of this schema, or does not fit the table: {type(exc).__name__}"
+            ) from exc
         if source.tell() != len(content):
-            raise BadValueError("is not Avro of it: it is cut, or something stands behind it")
+            raise BadValueError("is not valid Avro of this schema: it is truncated, or other bytes follow")
         return found.getvalue()
 
     return read
@@ -100,7 +102,7 @@ class _Walk:
             return self.of(self._named[part], kept)
         known = self._sizes[part]
         if known is None:
-            raise BadValueError("whose Avro schema has a record inside itself, which no table can hold")
+            raise BadValueError("whose Avro schema has a record inside itself, which no table can represent")
         return part, *known
 
     def _of_dict(self, part: dict[str, Any], kind: str, kept: Any) -> tuple[Any, int, bool]:

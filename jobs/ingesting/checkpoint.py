@@ -63,8 +63,8 @@ class Checkpoint:
             raise ConfigurationError(
                 "--topic" if self.settings.topics else "--subscribe-pattern",
                 f"topic {again[0]} was deleted and created again since checkpoint {self.settings.checkpoint} has read "
-                "it: its records below the checkpoint's offsets would be missing; give a new --checkpoint and a new "
-                "--output, or --no-fail-on-data-loss to go on without them",
+                "it: its records below the checkpoint's offsets would be missing; use a new --checkpoint and a new "
+                "--output, or --no-fail-on-data-loss to continue without them",
             )
         self.remember(topics={**before, **now})
 
@@ -78,7 +78,7 @@ class Checkpoint:
         try:
             return StructType.fromJson(self.note["values"]) if "values" in self.note else None
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as exc:
-            raise DamagedError(f"{_path(self.settings)} is damaged; it has the schema of the values") from exc
+            raise DamagedError(f"{_path(self.settings)} is damaged; it contains the schema of the values") from exc
 
     def remember(self, **parts: Any) -> None:
         """Adds to the note."""
@@ -112,7 +112,7 @@ def bind(spark: SparkSession, settings: IngestSettings) -> Checkpoint:
             raise ConfigurationError(
                 "--checkpoint",
                 f"{folder} was written with another checkpoint than {checkpoint}, which does not know its records: "
-                f"they would be there twice, or be skipped; give that checkpoint, or a new --output, {REBUILD}",
+                f"they would be duplicated or skipped; use that checkpoint, or a new --output, {REBUILD}",
             )
         with suppress(DamagedError):
             note = _noted(files, settings) or {}
@@ -156,14 +156,14 @@ def _check_tie(
     """The note of a checkpoint, if it belongs to what is in `tie`; there need not be one if it is `empty`."""
     if note is None and not empty:
         raise ConfigurationError(
-            "--checkpoint", f"{settings.checkpoint} was not made by this job; give it a folder of its own"
+            "--checkpoint", f"{settings.checkpoint} was not created by this job; use a separate directory"
         )
     for part, value in tie.items():
         if note is not None and value is not None and note.get(part) != value:
             raise ConfigurationError(
                 "--checkpoint",
-                f"{settings.checkpoint} belongs to {part} {note.get(part)}, this is {part} {value}; "
-                "give a new --checkpoint and a new --output",
+                f"{settings.checkpoint} belongs to {part} {note.get(part)}, this is {part} {value}; use a new "
+                f"--checkpoint and a new --output",
             )
     return note or {}
 
@@ -174,14 +174,14 @@ def _check_apart(checkpoint: str, output: str) -> None:
     if inside != f"{checkpoint}/" and not inside.startswith(("_", ".")):
         raise ConfigurationError(
             "--checkpoint",
-            f"{checkpoint} is the output itself, or a folder of its rows: what reads or cleans the output would take "
-            "it for data; give a folder elsewhere, or one in it whose name begins with _",
+            f"{checkpoint} is the output itself, or a directory of its rows: programs that read or clean the "
+            f"output would treat it as data; use a directory elsewhere, or one in the output whose name begins with _",
         )
     if output.startswith(f"{checkpoint}/"):
         raise ConfigurationError(
             "--output",
-            f"{output} is in the checkpoint {checkpoint}: removing the checkpoint would remove the rows; give a "
-            "folder elsewhere",
+            f"{output} is in the checkpoint {checkpoint}: removing the checkpoint would remove the rows; use a "
+            f"directory elsewhere",
         )
 
 
@@ -191,7 +191,7 @@ def _check_output(output: Output, found: Batches, owner: str | None, settings: I
     there = output.last_batch(found.query)
     lacks = None
     if found.written != NONE and (there == NONE or output.lost()):
-        lacks = f"is missing or empty, or another one than checkpoint {checkpoint} has written"
+        lacks = f"is missing or empty, or is another one than checkpoint {checkpoint} has written"
     elif there != NONE:
         output.check()
         if output.owner() not in (owner, None):
@@ -201,14 +201,14 @@ def _check_output(output: Output, found: Batches, owner: str | None, settings: I
     if lacks is not None:
         raise ConfigurationError(
             "--output",
-            f"{folder} {lacks}: records of the batches up to {found.written} would be missing; put the output back, "
+            f"{folder} {lacks}: records of the batches up to {found.written} would be missing; restore the output, "
             f"{REBUILD}",
         )
     if there > found.planned:
         raise ConfigurationError(
             "--checkpoint",
             f"{checkpoint} ends with batch {found.planned}, and {folder} with batch {there}: Spark would skip the "
-            f"records of as many new batches; put the newest copy of the checkpoint back, {REBUILD}",
+            f"records of as many new batches; restore the newest copy of the checkpoint, {REBUILD}",
         )
 
 
@@ -217,7 +217,7 @@ def _clear(files: Files, output: Output, settings: IngestSettings) -> None:
     if output.rows or (settings.delta and output.lost()):
         raise ConfigurationError(
             "--rebuild",
-            f"{settings.output} holds rows, and they would be written again; move it away or delete it first",
+            f"{settings.output} contains rows, which would be written again; move it away or delete it first",
         )
     output.forget()
     files.delete(f"{settings.checkpoint}/metadata")  # first: without it no run goes on if this one is killed here

@@ -40,8 +40,8 @@ class IngestSettings:
 
     Attributes:
         bootstrap_servers: Kafka's `host:port`, comma-separated.
-        output: folder of the Parquet files or the Delta table, anywhere Spark can write.
-        checkpoint: folder that remembers how far the job is; belongs to this output and these topics alone.
+        output: the directory of the Parquet files or the Delta table, anywhere Spark can write.
+        checkpoint: a directory that stores the progress of the job; it belongs to this output and these topics only.
         client: how to reach the cluster without Java; None if only Java can log in.
         topics: topics to read; or
         subscribe_pattern: a Java regular expression for their names, new ones included.
@@ -178,7 +178,7 @@ def _value(arguments: argparse.Namespace) -> ValueForm:
     )
     if url is None:
         if arguments.schema_registry_config or subject or message:
-            raise ConfigurationError(OPTION, "is missing; the other options of a registry go with it")
+            raise ConfigurationError(OPTION, "is missing; the other options of a registry require it")
         value.check()
         return value
     found = properties(CONFIG, arguments.schema_registry_config) if arguments.schema_registry_config else {}
@@ -205,7 +205,9 @@ def _schema(given: str) -> str:
 
 def _column(text: str) -> str:
     if text in ("key", "value"):
-        raise argparse.ArgumentTypeError(f"{text} would make a folder of each; {', '.join(_COLUMNS)} can be used")
+        raise argparse.ArgumentTypeError(
+            f"{text} would create a directory for each value; {', '.join(_COLUMNS)} can be used"
+        )
     if text not in _COLUMNS:
         raise argparse.ArgumentTypeError(f"is one of {', '.join(_COLUMNS)}, not {text!r}")
     return text
@@ -215,10 +217,10 @@ def parser() -> argparse.ArgumentParser:
     """The command line. With argparse, not click: the nodes of a cluster need nothing but Spark and these files."""
     parser = JobParser(
         prog="ingest",
-        description="Read a Kafka topic of whole values, plain or inflated, into Parquet files or a Delta table: key, "
-        "value, headers, topic, partition, offset, timestamp, each record once.",
-        epilog="Exit status: 0 done, 1 failed at work, 2 something to set right first. The last line on stdout "
-        "is the result, as JSON when stdout is not a terminal.",
+        description="Reads a Kafka topic with full values (plain or inflated) into Parquet files or a Delta table, "
+        "each record exactly once. The columns are key, value, headers, topic, partition, offset and timestamp.",
+        epilog="Exit status: 0 if the job completed or was stopped, 1 if it failed while it ran, 2 if something "
+        "must be corrected first. The last line on stdout is the result, as JSON if stdout is not a terminal.",
         allow_abbrev=False,
     )
     source = parser.add_argument_group("what to read")
@@ -228,59 +230,61 @@ def parser() -> argparse.ArgumentParser:
     topics.add_argument("--subscribe-pattern", metavar="REGEX", help="topics by a Java regular expression")
     # fmt: off
     source.add_argument("--starting-offsets", default="earliest", metavar="WHERE",
-        help="where a new checkpoint begins: earliest (default), latest, or Spark's JSON of offsets")
+        help="where a new checkpoint starts: earliest (default), latest, or Spark's JSON of offsets")
     source.add_argument("--fail-on-data-loss", action=argparse.BooleanOptionalAction, default=True,
-        help="fail if Kafka has deleted records before they were read, by retention or with their topic; the default")
+        help="fail if records were deleted before they were read, by retention or with their topic (the default)")
     source.add_argument("--on-bad-timestamp", choices=get_args(OnBad), default="fail",
-        help="a record whose timestamp is out of Spark's range, as it is not in milliseconds: fail (default), or null: "
-        "keep it with a null timestamp; that reads records with Python, which takes longer and needs aiokafka and "
-        "crc32c on executors")
+        help="what to do with a record whose timestamp is out of Spark's range because it is not in milliseconds: "
+            "fail (default), or null, which keeps the record with a null timestamp; null reads records with "
+            "Python, which is slower and requires aiokafka and crc32c on executors")
 
     sink = parser.add_argument_group("where to write")
     sink.add_argument("--output", required=True, metavar="FOLDER",
-        help="folder of the Parquet files or the Delta table")
+        help="the directory of the Parquet files or the Delta table")
     sink.add_argument("--checkpoint", required=True, metavar="FOLDER",
-        help="folder that remembers how far the job is; belongs to this output and these topics alone")
+        help="a directory that stores the progress of the job; it belongs to this output and these topics only")
     sink.add_argument("--rebuild", action="store_true",
-        help="the output is gone: forget the checkpoint, say what the topics still have, and read it all again; "
-        "refused if the output has rows")
+        help="the output no longer exists: discard the checkpoint, report what the topics still contain, and read "
+            "all of it again; refused if the output has rows")
     sink.add_argument("--format", choices=get_args(TableFormat), default="parquet",
-        help="what the output is (default %(default)s)")
+        help="the format of the output (default %(default)s)")
     sink.add_argument("--partition-by", action="append", default=[], type=_column, metavar="COLUMN",
-        help="make a folder for each topic, partition, date or hour (of the timestamp, in UTC); may be given several "
-        "times, the outermost first")
+        help="create a directory for each topic, partition, date or hour (of the timestamp, in UTC); may be given "
+            "several times, the outermost first")
     sink.add_argument("--row-group-bytes", type=at_least(0), default=DEFAULT_ROW_GROUP_BYTES, metavar="N",
         help="size of a Parquet row group, which each task holds in memory (default %(default)s)")
 
     values = parser.add_argument_group("what the values are")
     values.add_argument("--value-format", choices=get_args(ValueFormat), default="binary",
-        help="column `value`: the bytes as they are (default), text, or the fields of JSON, Avro or Protobuf")
+        help="the column `value`: the raw bytes (default), text, or the fields of JSON, Avro or Protobuf")
     values.add_argument("--value-schema", metavar="SCHEMA",
-        help="of JSON: Spark's DDL (id BIGINT, name STRING) or its JSON; of Avro: the .avsc of the writer; the text "
-        "itself, or a file with it")
+        help="the schema of the values, or a file that contains it. For JSON: Spark's DDL (id BIGINT, name STRING) "
+            "or JSON; for Avro: the writer's .avsc")
     values.add_argument("--avro-framing", choices=get_args(Framing), default="none",
-        help="confluent: a zero byte and a schema's id of 4 bytes stand before the Avro and are skipped")
+        help="confluent: skip the zero byte and the 4-byte schema id in front of each value")
     values.add_argument(OPTION, metavar="URL",
         help="a schema registry with Confluent's API: each value begins with a zero byte and the id of its schema; the "
         "columns are those of the newest schema, or of --value-schema")
     values.add_argument("--schema-registry-subject", metavar="NAME",
         help="the subject of the columns' schema (default TOPIC-value)")
     values.add_argument("--protobuf-message", metavar="NAME",
-        help="the full name of the message that the table has (default: the first of its schema)")
+        help="the full name of the message that the rows contain (default: the first message of the schema)")
     values.add_argument(CONFIG, metavar="FILE",
         help="a properties file with the registry's credentials (basic.auth.user.info=USER:PASSWORD, "
         "bearer.auth.token, ssl.ca.location, …)")
     values.add_argument("--on-bad-value", choices=get_args(OnBad), default="fail",
-        help="a value that is not of that format: fail (default), or null, with its bytes in column _corrupt_value")
+        help="what to do with a value that is not valid in this format: fail (default), or null, which keeps its "
+            "bytes in the column _corrupt_value")
 
     pace = parser.add_argument_group("how much, how often")
     when = pace.add_mutually_exclusive_group()
     when.add_argument("--once", action="store_true", help="read up to the current end of the topics, then stop")
     when.add_argument("--trigger-seconds", type=float, default=10.0, metavar="S",
-        help="without --once: time from one micro-batch to the next; 0 for no pause (default %(default)s)")
+        help="without --once: the time between micro-batches; 0 for no pause (default %(default)s)")
     pace.add_argument("--max-offsets-per-trigger", type=at_least(0), default=DEFAULT_MAX_OFFSETS_PER_TRIGGER,
         metavar="N",
-        help="most records in one micro-batch, so that a restart repeats less; 0 for no limit (default %(default)s)")
+        help="the maximum number of records in a micro-batch, which limits what a restart repeats; 0 for no limit "
+            "(default %(default)s)")
     pace.add_argument("--min-partitions", type=at_least(0), metavar="N",
         help="split Kafka's partitions until there are N tasks; for a topic with fewer partitions than cores")
 

@@ -35,9 +35,9 @@ def fault(spark: SparkSession, settings: IngestSettings, error: Exception) -> st
         "endingOffsets": json.dumps({topic: {partition: offset + 1}}),
     }
     text = F.col("value").cast("string")
-    wrong = [F.when(~is_utf8(F.col("value")), "it is no UTF-8")]
+    wrong = [F.when(~is_utf8(F.col("value")), "it is not UTF-8")]
     for path, kind, alone in islice(_parts(settings.value.json_schema()), _MOST_FIELDS):
-        what = f"its field {path[1:]} is no {kind}" if path else "it is no JSON object"
+        what = f"its field {path[1:]} is not {kind}" if path else "it is not a JSON object"
         wrong.append(F.when(~fits(text, alone), what))
     try:
         rows = spark.read.format("kafka").options(**options).load()

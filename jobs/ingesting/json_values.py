@@ -117,17 +117,17 @@ def reader(written: Registered, *_: object) -> Reader:
         try:
             value = json.loads(
                 content.decode("utf-8"), parse_constant=int
-            )  # of "NaN", which is no JSON, no int can be made
+            )  # of "NaN", which is not JSON, no int can be made
             if b"\\ud" in content or b"\\uD" in content:  # half a character, of which Spark would make a question mark
                 json.dumps(value, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as exc:
-            raise BadValueError("is no JSON") from exc
+            raise BadValueError("is not JSON") from exc
         try:
             within(_SECONDS + len(content) * _SECONDS_OF_A_BYTE, lambda: validator.validate(value))
         except ValidationError as exc:
             # The place in the schema: that in the value has names that the value chose.
             where = "/".join(map(str, exc.absolute_schema_path))
-            raise BadValueError(f"is not JSON of it: {printable(where, 100)}") from exc
+            raise BadValueError(f"is not valid JSON of this schema: {printable(where, 100)}") from exc
         return content
 
     return read
@@ -137,13 +137,13 @@ def columns(table: Registered, *_: object) -> str:
     """The type of a table's column, as Spark's JSON, for values of this schema.
 
     Raises:
-        BadValueError: the schema, or a part of it, has no one type in a table.
+        BadValueError: the schema, or a part of it, does not have a single type in a table.
     """
     others = {name: json.loads(text) for name, text in table.references.items()}
     schema = json.loads(table.text)
     found = _Types({**others, "": schema}).of(schema, "", 0)
     if not isinstance(found, T.StructType):
-        raise BadValueError("which is no object with properties")
+        raise BadValueError("which is not an object with properties")
     return found.json()
 
 
@@ -164,7 +164,7 @@ class _Types:
         if self._left < 0:
             raise BadValueError(f"which has more than {MOST_FIELDS:,} fields")
         if depth > _MOST_DEPTH:
-            raise BadValueError(f"whose {path[1:]} goes on for more than {_MOST_DEPTH} levels, or contains itself")
+            raise BadValueError(f"whose {path[1:]} has more than {_MOST_DEPTH} levels, or contains itself")
         if "$ref" in part:
             return self.of(self._referred(part["$ref"], path), path, depth + 1)
         choices = part.get("oneOf", part.get("anyOf"))
@@ -180,7 +180,7 @@ class _Types:
         if kind == "object" and isinstance(inside, dict):
             return T.MapType(T.StringType(), self.of(inside, f"{path}{{}}", depth))
         if kind not in _SIMPLE:
-            raise BadValueError(f"whose {path[1:] or 'value'} has no one type")
+            raise BadValueError(f"whose {path[1:] or 'value'} does not have a single type")
         return _SIMPLE[kind]
 
     def _referred(self, address: str, path: str) -> Any:

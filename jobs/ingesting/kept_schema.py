@@ -71,8 +71,8 @@ def check(option: str, before: DataType, now: DataType, *, widens: bool, checkpo
         option,
         f"does not fit what checkpoint {checkpoint} has written: {', '.join(said)}{more}; new fields may be added, and "
         f"in a Delta table with {WIDENING}=true integers may get longer (INT to BIGINT) and FLOAT may become DOUBLE; "
-        f"for anything else give the former schema, or move {output} away and give --rebuild, which reads again what "
-        "the topics still have",
+        f"for any other change use the former schema, or move {output} away and use --rebuild, which reads again "
+        f"what the topics still contain",
     )
 
 

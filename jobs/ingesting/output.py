@@ -60,13 +60,13 @@ class Output:
         if is_table and not self._delta:
             raise ConfigurationError(
                 "--format",
-                f"{self._folder} is a Delta table, in which Parquet files alone do not show; give --format delta",
+                f"{self._folder} is a Delta table, in which separate Parquet files are not visible; use --format delta",
             )
         self.rows = self._any_in(self._folder)
         if self._delta and not is_table and (self.rows or self._files.names(self._list)):
             raise ConfigurationError(
                 "--format",
-                f"{self._folder} holds files and is no Delta table; give a new --output, or leave out --format delta",
+                f"{self._folder} contains files and is not a Delta table; use a new --output, or omit --format delta",
             )
         self._table = delta_table(spark, self._folder) if is_table else None
 
@@ -108,7 +108,8 @@ class Output:
         except (ValueError, TypeError, LookupError, RecursionError) as exc:
             raise ConfigurationError(
                 "--output",
-                f"{self._mark} is damaged; it names the checkpoint; delete it if no other ingest writes there",
+                f"{self._mark} is damaged; it contains the id of the checkpoint; delete it if no other ingest "
+                f"writes there",
             ) from exc
 
     def claim(self, owner: str, checkpoint: str) -> None:
@@ -130,8 +131,8 @@ class Output:
         if found != owner:
             raise ConfigurationError(
                 "--output",
-                f"{self._folder} is kept for another checkpoint than {checkpoint}, by an ingest that began; give "
-                "another --output, or, if that ingest is no more, --rebuild",
+                f"{self._folder} is reserved for another checkpoint than {checkpoint}, by an ingest that was "
+                f"started; use another --output, or, if that ingest no longer runs, --rebuild",
             )
 
     def forget(self) -> None:

@@ -57,7 +57,7 @@ def reader(written: Registered, table: Registered, message: str | None) -> Reade
         try:
             found = kind.FromString(content[start:])
         except DecodeError as exc:
-            raise BadValueError(f"is no message {name}") from exc
+            raise BadValueError(f"is not a message {name}") from exc
         # Two bytes are a message, and each has all its fields as JSON.
         return json.dumps(_json(found, [_FEWEST_FIELDS + _FIELDS_OF_A_BYTE * len(content)])).encode()
 
@@ -75,7 +75,7 @@ def columns(table: Registered, message: str | None) -> str:
     def struct(kind: Descriptor, path: str, depth: int) -> T.StructType:
         nonlocal left
         if depth > _MOST_DEPTH:
-            raise BadValueError(f"whose {path[1:]} goes on for more than {_MOST_DEPTH} levels, or contains itself")
+            raise BadValueError(f"whose {path[1:]} has more than {_MOST_DEPTH} levels, or contains itself")
         left -= len(kind.fields)
         if left < 0:
             raise BadValueError(f"which has more than {MOST_FIELDS:,} fields")

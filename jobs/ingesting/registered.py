@@ -181,7 +181,7 @@ def _framing(value: bytes, header: bytes | None, *, indexes: bool) -> tuple[Sche
     elif header is None:
         raise BadValueError("does not begin with the zero byte and the schema's id of a schema registry")
     else:
-        raise BadValueError(f"has a header {_HEADER} of {len(header):,} bytes, which is no id of a schema registry")
+        raise BadValueError(f"has a header {_HEADER} of {len(header):,} bytes, which is not an id of a schema registry")
     return which, rest if header is None else rest + value
 
 

@@ -73,14 +73,14 @@ class RegistrySettings:
         if parts.username is not None or parts.password is not None:
             raise ConfigurationError(
                 OPTION,
-                f"holds credentials, which the list of processes shows; put {_USER}=USER:PASSWORD into a file, and "
-                f"name it with {CONFIG}",
+                f"contains credentials, which the list of processes would show; put {_USER}=USER:PASSWORD into a "
+                f"file, and pass the file with {CONFIG}",
             )
         for name in self.options:
             if name not in _KEYS:
-                raise ConfigurationError(CONFIG, f"has the unknown key {name!r}; allowed are {', '.join(_KEYS)}")
+                raise ConfigurationError(CONFIG, f"has the unknown property {name!r}; allowed are {', '.join(_KEYS)}")
         if self.options.get(_SOURCE, "USER_INFO") != "USER_INFO":
-            raise ConfigurationError(CONFIG, f"has another {_SOURCE} than USER_INFO, the only one that is known here")
+            raise ConfigurationError(CONFIG, f"has a {_SOURCE} other than USER_INFO, the only supported value")
         if ":" not in self.options.get(_USER, ":"):
             raise ConfigurationError(CONFIG, f"has {_USER}, which is not USER:PASSWORD")
 
@@ -219,7 +219,8 @@ class Registry:
             return None
         if answer.status in _REFUSED:
             raise ConfigurationError(
-                CONFIG, f"the registry at {self._url} refuses these credentials, or lacks them: status {answer.status}"
+                CONFIG,
+                f"the registry at {self._url} refuses these credentials, or requires some: status {answer.status}",
             )
         if answer.status in _BUSY:
             raise self._away(f"status {answer.status}; {_TRIES} tries")

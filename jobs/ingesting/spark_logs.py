@@ -22,7 +22,7 @@ from transforms.errors import ConfigurationError
 NONE = -1
 """The number of the last batch where there is none."""
 
-REBUILD = "or start again: move the output away and give --rebuild"
+REBUILD = "or start over: move the output away and use --rebuild"
 
 _NUMBERED = re.compile(r"(\d+)(?:\.compact)?")
 _VERSION = "v1"
@@ -36,7 +36,7 @@ class DamagedError(ConfigurationError):
     """
 
     def __init__(self, what: str) -> None:
-        super().__init__("--checkpoint", f"{what}; put a whole copy of the checkpoint back, {REBUILD}")
+        super().__init__("--checkpoint", f"{what}; restore a complete copy of the checkpoint, {REBUILD}")
         self.what = what
 
 
@@ -90,7 +90,7 @@ def batches(files: Files, checkpoint: str, *, may_lose: bool) -> Batches:
     found = Batches(last, done, _query(files, f"{checkpoint}/metadata"))
     # Spark reads it in any case. If it is missing, Spark asks Kafka again.
     if _first(files, checkpoint) is None and found.written == NONE:
-        raise DamagedError(f"{checkpoint}/sources/0/0 is missing; it says where the first batch begins")
+        raise DamagedError(f"{checkpoint}/sources/0/0 is missing; it contains the start of the first batch")
     if done != NONE:
         _entries(files, f"{checkpoint}/commits/{done}", 1)
     return found
@@ -166,7 +166,7 @@ def _readable(path: str) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as exc:
-        raise DamagedError(f"{path} is damaged: it is no text") from exc
+        raise DamagedError(f"{path} is damaged: it is not text") from exc
     except Py4JJavaError as exc:
         reason = str(exc.java_exception.getMessage()).partition("\n")[0]
         raise DamagedError(f"{path} cannot be read: {reason}") from exc
@@ -185,7 +185,7 @@ def _entries(files: Files, path: str, count: int) -> list[dict[str, Any]]:
     """The objects in a file of a log, one a line behind that with the version."""
     found = text(files, path)
     if found is None:
-        raise DamagedError(f"{path} is missing, and Spark needs it to go on")
+        raise DamagedError(f"{path} is missing, and Spark needs it to continue")
     version, *lines = found.splitlines() or [""]
     try:
         entries = [json.loads(line) for line in lines]

@@ -64,7 +64,8 @@ def registered(
         return replace(form, registered=RegisteredForm(settings, form.format, given))
     if subject is None and len(topics) != 1:
         raise ConfigurationError(
-            "--schema-registry-subject", "is missing: of several topics, name the subject whose schema the table has"
+            "--schema-registry-subject",
+            "is missing: with several topics, specify the subject whose schema the table has",
         )
     subject = subject or f"{topics[0]}-value"
     where = f"the newest schema of {subject}"
@@ -73,7 +74,7 @@ def registered(
         if table is None:
             raise ConfigurationError(
                 "--schema-registry-subject",
-                f"the registry at {settings.url} has no subject {subject!r}; name the one of the values",
+                f"the registry at {settings.url} has no subject {subject!r}; specify the subject of the values",
             )
         if table.kind != kind:
             raise ConfigurationError(_FORMAT, f"is {form.format}, and {where} is of the type {table.kind}")
@@ -82,7 +83,7 @@ def registered(
     except JobFailedError as exc:
         raise ConfigurationError(OPTION, str(exc)) from exc
     except BadValueError as exc:
-        raise ConfigurationError(OPTION, f"{where} is one {exc}; give the columns with --value-schema") from exc
+        raise ConfigurationError(OPTION, f"{where} is one {exc}; specify the columns with --value-schema") from exc
 
 
 def as_table(form: ValueForm, table: StructType) -> ValueForm:

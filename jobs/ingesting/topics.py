@@ -47,7 +47,7 @@ class Topics:
         if settings.client is not None and not found:
             print(
                 f"ingest: no topic on the broker at {settings.bootstrap_servers} matches --subscribe-pattern "
-                f"{settings.subscribe_pattern!r}; a topic that is made later will be read",
+                f"{settings.subscribe_pattern!r}; topics that are created later will be read",
                 file=sys.stderr,
             )
 
@@ -101,7 +101,7 @@ class Topics:
             pattern = java_packages(self._spark).java.util.regex.Pattern.compile(settings.subscribe_pattern)
         except IllegalArgumentException as exc:
             reason = str(exc).partition("\n")[0]
-            raise ConfigurationError("--subscribe-pattern", f"is no regular expression of Java: {reason}") from exc
+            raise ConfigurationError("--subscribe-pattern", f"is not a Java regular expression: {reason}") from exc
         there = listed(settings.client)
         return {name: there[name] for name in there if name not in _INTERNAL and pattern.matcher(name).matches()}
 
@@ -124,7 +124,7 @@ def sentence(start: Positions, found: Mapping[tuple[str, int], Bounds]) -> str:
         for (topic, number), bounds in sorted(found.items())
     ]
     more = f", and {len(places) - _NAMED} more" if len(places) > _NAMED else ""
-    said = f"starts again, and reads {count:,} offsets by partition ({', '.join(places[:_NAMED]) or 'none yet'}{more})"
+    said = f"starts over, and reads {count:,} offsets by partition ({', '.join(places[:_NAMED]) or 'none yet'}{more})"
     lost = [f"{topic} {number}" for (topic, number), bounds in sorted(found.items()) if bounds.first > 0]
     if not lost:
         return said

@@ -79,14 +79,14 @@ class ValueForm:
         elif self.format == "protobuf" and not registry:
             raise ConfigurationError("--value-format", "protobuf needs --schema-registry-url")
         elif self.schema is None and not registry:
-            raise ConfigurationError(_OPTION, f"--value-format {self.format} needs the file of its schema")
+            raise ConfigurationError(_OPTION, f"--value-format {self.format} requires the file of its schema")
         elif self.format == "avro" and self.schema is not None:
             self.avro_schema()
         if self.format in ("json", "protobuf") and not hasattr(F, "schema_of_variant"):
             raise ConfigurationError(
                 "--value-format",
-                f"{self.format} needs Spark 4.0, whose variants tell a text from a number; this is "
-                f"{pyspark.__version__}, with which binary, string and avro can be used",
+                f"{self.format} requires Spark 4.0, whose variants distinguish strings from numbers; this is "
+                f"{pyspark.__version__}, which supports binary, string and avro",
             )
         if self.framing != "none" and self.format != "avro":
             raise ConfigurationError("--avro-framing", "is for --value-format avro")
@@ -103,7 +103,9 @@ class ValueForm:
         """
         found = _json(self.schema or "")
         if not isinstance(found, dict) or found.get("type") != "record" or not isinstance(found.get("fields"), list):
-            raise ConfigurationError(_OPTION, 'is no Avro schema of a record: {"type": "record", "fields": [...], ...}')
+            raise ConfigurationError(
+                _OPTION, 'is not an Avro schema of a record: {"type": "record", "fields": [...], ...}'
+            )
         return found
 
     def json_schema(self) -> StructType:
@@ -126,7 +128,7 @@ class ValueForm:
             raise ConfigurationError(_OPTION, f"Spark does not read it as a schema: {reason}") from exc
         raise ConfigurationError(
             _OPTION,
-            'is no schema of Spark: give its DDL (id BIGINT, name STRING), or its JSON ({"type": "struct", ...})',
+            'is not a Spark schema: specify DDL (id BIGINT, name STRING), or JSON ({"type": "struct", ...})',
         )
 
 
@@ -134,7 +136,7 @@ def _json(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as exc:
-        raise ConfigurationError(_OPTION, f"is no JSON: {exc}") from exc
+        raise ConfigurationError(_OPTION, f"is not JSON: {exc}") from exc
 
 
 def parsed(rows: DataFrame, form: ValueForm) -> DataFrame:

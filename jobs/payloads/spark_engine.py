@@ -100,7 +100,7 @@ class SparkEngine:
     def check_new(self, path: str) -> None:
         """See `Engine`; the path is a folder, as Hadoop reads it."""
         if Files(self._spark).exists(path):
-            raise ConfigurationError("--report", f"{path} is there already; give a new folder")
+            raise ConfigurationError("--report", f"{path} already exists; specify a new directory")
 
     def save(self, frame: DataFrame, path: str) -> None:
         """Writes a folder of Parquet."""

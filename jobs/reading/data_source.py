@@ -35,5 +35,5 @@ def plain() -> Iterator[None]:
         if _OF_A_WORKER in os.environ:
             os.environ[_HIDE] = "1"  # of this process alone, which ends by the error
         if isinstance(exc, RecordsLostError):
-            raise JobFailedError(f"{exc}; failOnDataLoss=false goes on without them") from exc
+            raise JobFailedError(f"{exc}; failOnDataLoss=false continues without them") from exc
         raise

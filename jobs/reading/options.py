@@ -211,7 +211,7 @@ def _edge(which: str, own: Mapping[str, Any]) -> Edge | None:
     names = [f"{which}Timestamp", f"{which}OffsetsByTimestamp", f"{which}Offsets"]
     given = [name for name in names if own[name] is not None]
     if len(given) > 1:
-        raise ConfigurationError(given[1], f"cannot be combined with {given[0]}; give one of the two")
+        raise ConfigurationError(given[1], f"cannot be combined with {given[0]}; use only one of the two")
     for option in given:
         if option == names[0]:
             return Edge(option, own[option])
@@ -239,7 +239,7 @@ def _inflater(own: Mapping[str, Any], given: dict[str, str]) -> InflaterSettings
         if odd and (name is None or ("." not in each and (name in STORE_NAMES or nearest(each, _OWN) is not None))):
             raise _unknown(each, _OWN)
     if name is None:
-        raise ConfigurationError(STORE_CLASS, "is missing; give the properties of the worker's pipeline as options")
+        raise ConfigurationError(STORE_CLASS, "is missing; set the properties of the worker's pipeline as options")
     found = InflaterSettings(
         coerced(name, given), own["referenceFormat"], own["maxBytesInFlight"], own["threads"], unwrap
     )
@@ -252,4 +252,4 @@ def _unknown(name: str, known: Mapping[str, str]) -> ConfigurationError:
     """The error for an option that is nobody's; Spark gives all names in small letters, `known` has them as written."""
     near = nearest(name, known)
     hint = "" if near is None else f"; did you mean {known[near]}?"
-    return ConfigurationError(name, f"is not an option that is known here{hint}")
+    return ConfigurationError(name, f"is not a known option{hint}")

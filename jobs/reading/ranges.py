@@ -134,7 +134,7 @@ def check_forward(start: Positions, found: Mapping[Place, Bounds]) -> None:
         if bounds.end < at:
             raise JobFailedError(
                 f"topic {topic} partition {number} ends at offset {bounds.end}, and was read up to {at} before: the "
-                "topic was deleted and created again, or its log was cut; give a new checkpoint, or "
+                "topic was deleted and created again, or its log was cut; use a new checkpoint, or "
                 "failOnDataLoss=false to read it from its beginning"
             )
 

@@ -61,7 +61,7 @@ def mapped(
             return rows.mapInArrow(work, schema)
     except ImportError as exc:
         raise ConfigurationError(
-            "driver", f"lacks a package that PySpark requires: {exc}; the extra wideload[spark] has it"
+            "driver", f"lacks a package that PySpark requires: {exc}; the extra wideload[spark] installs it"
         ) from exc
 
 

@@ -60,7 +60,8 @@ class OffloaderSettings:
         require_at_least("threads", self.threads, 1)
         if self.store.get(_GENERATOR, "sha256") != "sha256":
             raise ConfigurationError(
-                _GENERATOR, "must be sha256: Spark runs tasks again, and each try would leave payloads of other names"
+                _GENERATOR,
+                "must be sha256: Spark may repeat tasks, and each attempt would leave payloads with other names behind",
             )
         open_store(self.store).close()
 

@@ -257,7 +257,7 @@ def test_references_are_encrypted_and_back(place: Place, make_topic: MakeTopic) 
 def test_sentences() -> None:
     """What the data source says of its options is said of those of the command."""
     assert _said(JobFailedError("within 3 offsets (chunkLookback)")) == "within 3 offsets (--chunk-lookback)"
-    assert _said(RecordsLostError("t", 0, 5, 9)).endswith("; --no-fail-on-data-loss goes on without them")
+    assert _said(RecordsLostError("t", 0, 5, 9)).endswith("; --no-fail-on-data-loss continues without them")
 
 
 def test_failure_then_again(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> None:
@@ -334,7 +334,7 @@ def test_topics_made_anew(place: Place, make_topic: MakeTopic, capsys: pytest.Ca
     said = {
         "ends": f"topic {sink} partition 0 was written up to offset 11 and ends at 10 now",  # 9 records, and a commit
         "positions": f"topic {source} partition 0 was read up to offset 10 and ends at 9 now",
-        "marks": f"topic {source} partition 0 has another record at offset 8 than was read there",
+        "marks": f"topic {source} partition 0 has a different record at offset 8 than the one that was read there",
     }
     for part, sentence in said.items():
         (folder / f".{last.name}.crc").unlink(missing_ok=True)
@@ -375,9 +375,9 @@ def test_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     tally = Tally({"plain": [7, 17_000], "tombstone": [2, 5]}, 9, 17_005, 4, 16_001, 1, 2, 3)
     head = ["read as    records     size", "plain            7  17.0 kB", "tombstone        2      5 B"]
     end = [
-        "kept as they are, since they cannot be restored: 2 records",
+        "kept unchanged, because they cannot be restored: 2 records",
         "these may refer to payloads of old: a sweep of it needs --carrier new",
-        "left out: 3 chunks that make no message",
+        "left out: 3 chunks that do not form a message",
     ]
     sized = "4 payloads, 16.0 kB, and 1 of them whose size only the store knows"
     dry = ["would be written: 9 records", f"would be published: {sized}"]
@@ -393,7 +393,7 @@ def test_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
                 "written: 9 records, 17.0 kB",
                 f"published: {sized}",
                 *end,
-                "stopped with 4 offsets left; run it again to go on",
+                "stopped with 4 offsets left; run the job again to continue",
             ],
         ),
         (Backfill(tally, 1), ("--dry-run",), "dry-run", [*head, *dry, *end, "nothing was written: this was a dry run"]),

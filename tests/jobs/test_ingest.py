@@ -167,7 +167,7 @@ def test_ingest_of_a_pattern(
     """A pattern that matches no topic of users is told, as it may be misspelt; the same checkpoint reads later ones."""
     name = f"later-{uuid.uuid4().hex}"
     chosen = settings(subscribe_pattern=f"{name}.*|__.*")
-    with pytest.raises(ConfigurationError, match="--subscribe-pattern: is no regular expression of Java: "):
+    with pytest.raises(ConfigurationError, match="--subscribe-pattern: is not a Java regular expression: "):
         ingest(spark, replace(chosen, subscribe_pattern="("))
     with monkeypatch.context() as patch:
         patch.setattr("jobs.ingesting.topics.listed", lambda _: {"__consumer_offsets": Identity(None, 1)})
@@ -221,8 +221,8 @@ def test_ingest_bad_value(spark: SparkSession, broker: str, make_topic: MakeTopi
     with pytest.raises(JobFailedError) as failed:
         ingest(spark, settings(topic, value=ValueForm("json", "id BIGINT")))
     assert str(failed.value) == (
-        f"topic {topic} partition 0 offset 1: the value, 6000 bytes, is not JSON of --value-schema: it is no "
-        "JSON object; --on-bad-value null goes on, with the bytes of such values in a column of their own"
+        f"topic {topic} partition 0 offset 1: the value, 6000 bytes, is not JSON of --value-schema: it is not a "
+        f"JSON object; --on-bad-value null continues, and writes the bytes of such values to a separate column"
     )
     chosen = settings(topic, value=ValueForm("json", "id BIGINT", on_bad="null"))
     tally = ingest(spark, chosen)

@@ -99,7 +99,9 @@ def test_output_that_is_not_the_checkpoints(
     ingest(spark, chosen)
     plan = Path(chosen.checkpoint, "offsets", "1").read_text()
     spoilt = plan.replace("5", "6")
-    gone = "--output: F/out is missing or empty, or another one than checkpoint F/checkpoint has written: records of "
+    gone = (
+        "--output: F/out is missing or empty, or is another one than checkpoint F/checkpoint has written: records of "
+    )
     unlisted = "the list of files in F/out/_spark_metadata cannot be read"
 
     def drop(*names: str) -> Change:
@@ -132,7 +134,7 @@ def test_output_that_is_not_the_checkpoints(
         (
             chosen,
             drop("checkpoint/offsets/1", "checkpoint/commits", "out/_spark_metadata", "checkpoint/sources"),
-            "F/checkpoint/sources/0/0 is missing; it says where the first batch begins",
+            "F/checkpoint/sources/0/0 is missing; it contains the start of the first batch",
         ),
         (chosen, unsummed, "F/checkpoint/offsets/1 cannot be read: Checksum error"),
         (chosen, drop("out/_spark_metadata/0"), unlisted),
@@ -143,7 +145,7 @@ def test_output_that_is_not_the_checkpoints(
         (
             chosen,
             put("out/_wideload.json", ""),
-            "is damaged; it names the checkpoint; delete it if no other ingest writes there",
+            "is damaged; it contains the id of the checkpoint; delete it if no other ingest writes there",
         ),
         (again, drop(), "--rebuild: F/out holds rows"),
         (settings("else", rebuild=True), drop(), f"belongs to source {topic}, this is source else"),
@@ -166,7 +168,7 @@ def test_output_that_is_not_the_checkpoints(
         said = refused(spark, chosen, put(f"checkpoint/{name}", content))
         assert said.startswith(f"--checkpoint: F/checkpoint/{name} is ")
         assert "damaged" in said
-        assert said.endswith("or start again: move the output away and give --rebuild")
+        assert said.endswith("or start over: move the output away and use --rebuild")
     ends = f"it ends topic {topic} partition 0 at offset"
     for offsets, reason in (
         ("{}", f"{ends} 0, and the batch before it ended at 3"),
@@ -199,7 +201,11 @@ def test_two_first_runs_at_once(
     write(broker, two, *numbered(3))
     first, second = (settings(topic, checkpoint=str(tmp_path / name)) for topic, name in ((one, "c1"), (two, "c2")))
     bind(spark, first)
-    with pytest.raises(ConfigurationError, match=r"--output: \S+ is kept for another checkpoint than \S+/c2, by an"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"--output: \S+ is reserved for another checkpoint than \S+/c2, "
+        r"by an",
+    ):
         bind(spark, second)
     bind(spark, first)  # again, as after a kill
     bind(spark, replace(second, rebuild=True))

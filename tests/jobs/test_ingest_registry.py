@@ -285,7 +285,12 @@ def test_what_the_registry_has_not(registry: RegistryServer) -> None:
     changes: list[tuple[tuple[str, ...], str | None, ValueFormat, str]] = [
         (("no such",), None, "avro", "has no subject 'no such-value'"),
         (("text",), None, "avro", "--value-format: is avro, and the newest schema of text-value is of the type JSON"),
-        (("text",), None, "json", "the newest schema of text-value is one whose a has no one type; give the columns"),
+        (
+            ("text",),
+            None,
+            "json",
+            "the newest schema of text-value is one whose a does not have a single type; specify the columns",
+        ),
         (("text",), "self-value", "protobuf", "goes on for more than 64 levels, or contains itself"),
         (("a", "b"), None, "avro", "--schema-registry-subject: is missing"),
     ]

@@ -214,8 +214,8 @@ def test_bad_json_names_its_field(
         b'{"id": 1, "lines": [{"price": 1}, {"price": "secret"}]}': "its field lines[].price is no DECIMAL(9,2)",
         b'{"id": 1, "lines": [5]}': "its field lines[] is no object",
         b'{"tags": {"a": true}}': "its field tags{} is no STRING",
-        b"[1]": "it is no JSON object",
-        b'{"note": "\xff"}': "it is no UTF-8",
+        b"[1]": "it is not a JSON object",
+        b'{"note": "\xff"}': "it is not UTF-8",
         b'{"id": 1}': None,
     }
     write(broker, topic, *(Record(None, value) for value in cases))
@@ -268,7 +268,7 @@ def test_schema_of_values_may_grow(
     note = Path(chosen.checkpoint, "wideload.json")
     note.write_text(json.dumps({**json.loads(note.read_text()), "values": {"type": "struct"}}))
     note.with_name(f".{note.name}.crc").unlink(missing_ok=True)
-    with pytest.raises(ConfigurationError, match=r"wideload\.json is damaged; it has the schema of the values"):
+    with pytest.raises(ConfigurationError, match=r"wideload\.json is damaged; it contains the schema of the values"):
         ingest(spark, grown)
 
 

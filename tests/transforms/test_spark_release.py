@@ -35,7 +35,7 @@ def test_other_versions_are_refused(version: str) -> None:
         release_of(version)
     assert str(caught.value) == (
         f"spark: version {version} was found; supported are 3.5 to 4.3: run pip install 'wideload[spark]', or set "
-        "SPARK_HOME to such a one"
+        f"SPARK_HOME to a supported version"
     )
 
 

@@ -60,7 +60,7 @@ def test_job_status_is_the_jobs(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["job", "backfill", *arguments])
     assert ended.value.code == 2
-    assert capsys.readouterr().err == "backfill: --sink: found a, which is the source; give another topic\n"
+    assert capsys.readouterr().err == "backfill: --sink: found a, which is the source; use another topic\n"
 
 
 def test_job_uses_the_jars_of_the_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

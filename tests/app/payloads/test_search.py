@@ -111,8 +111,8 @@ def test_search_has_an_end(
     begun = time.monotonic()
     found = search(SweepSettings(client, {}, ("swept",), search_time=timedelta(seconds=limit_s)), ROOT)
     assert time.monotonic() - begun < 15
-    assert found.unread[topic] == "no time was left; --search-time gives more"
-    assert f"{topic} (no time was left; --search-time gives more)" in found.refusals[0]
+    assert found.unread[topic] == "the time limit was reached; raise --search-time"
+    assert f"{topic} (the time limit was reached; raise --search-time)" in found.refusals[0]
 
 
 def test_topics_that_may_not_be_read(

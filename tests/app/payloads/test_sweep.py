@@ -214,7 +214,7 @@ def test_report(place: Place, make_topic: MakeTopic, tmp_path: Path, monkeypatch
         orphan: (topic, 6, "orphan"),
         young: (topic, 5, "young"),
     }
-    assert rows[orphan]["why"] == "no record refers to it, and it was published before the grace"
+    assert rows[orphan]["why"] == "no record refers to it, and it is older than the minimum age"
     age = datetime.now(UTC) - datetime.fromisoformat(rows[orphan]["modified"])
     assert abs(age.total_seconds() - DAY) < 120
     with pytest.raises(ConfigurationError, match=r"--report: .* is there already"):

@@ -42,7 +42,7 @@ ROOT = [*FILES, "--store", "filesystem.root=/p"]
         ([*ROOT, "--topic-format", "t=avro"], "--topic-format: found 'avro', allowed are wideload"),
         ([*ROOT, "--other-root", "s3://bucket"], "--other-root: found 's3://bucket', allowed is a root as s3://"),
         ([*ROOT, "--other-root", ""], "--other-root: found ''"),
-        (["--grace", "1w"], "'1w' is no duration; allowed are 90s, 90m, 24h, 7d"),
+        (["--grace", "1w"], "'1w' is not a duration; allowed are 90s, 90m, 24h, 7d"),
         (["--grace", "36501d"], "'36501d' is longer than a hundred years"),
         (["--grace", "999999999d"], "is longer than a hundred years"),
         (["--max-delete-fraction", "50"], "is from 0 to 1"),
@@ -110,7 +110,7 @@ def test_main_of_a_configuration(
     for given, words in (
         (
             ["--topic", copies],
-            f"--topic: found {copies}, and by the configuration the store has payloads of {topic}, {dead}",
+            f"--topic: found {copies}, but according to the configuration the store has payloads of {topic}, {dead}",
         ),
         (["--store", f"filesystem.root={tmp_path}"], "but the configuration has another one; leave -c out"),
         (["--pipeline", "in"], "--pipeline: found 'in', those with a store are: out"),
@@ -134,7 +134,12 @@ UNCLEAR = Sweep(WHEN, search=Search(unclear={"odd": Place(1, 4, "is malformed", 
     [
         ("s", KeyboardInterrupt(), 130, "sweep: interrupted; only orphans were removed, if any; run it again"),
         ("s", RecordsLostError("t", 0, 5, 9), 3, "sweep: refused: it is not known what is live; run it again: topic t"),
-        (DELETING, RecordsLostError("t", 0, 5, 9), 1, "sweep: only orphans were removed, and the next run goes on: to"),
+        (
+            DELETING,
+            RecordsLostError("t", 0, 5, 9),
+            1,
+            "sweep: only orphans were removed, and the next run continues: to",
+        ),
         ("s", STAYS, 1, "sweep: 1 payloads were not removed, for instance: cannot delete file:///t/1f"),
         ("s", UNCLEAR, 0, "sweep: warning: topic odd, which is not given, has 2 records that say that they are refer"),
     ],
@@ -185,11 +190,11 @@ def test_main_table(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypa
         ["u", "0", "0", "B", "0", "0", "0", "0", "B", "-"],
     ]
     assert lines[3:] == [
-        "left alone, as these are not names of payloads: 1 in the folder of t; --any-name takes them for payloads",
+        "left alone, because their names are not those of payloads: 1 in the directory of t; --any-name treats them as payloads",
         "left alone, as they are not among --topic: a, b",
         (
-            "other topics, searched for references: 1,200, the newest 1,000 offsets of each partition; older records "
-            "were not looked at, nor were topics that these credentials may not see"
+            "other topics, searched for references: 1,200, the newest 1,000 offsets of each partition; older "
+            "records were not searched, nor were topics that these credentials may not see"
         ),
         "in quarantine: q, with 3 records that cannot be read",
         "deleted: 1 payloads, 7 B",

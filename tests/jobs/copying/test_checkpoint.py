@@ -48,7 +48,7 @@ def test_checkpoint_of_two_runs(spark: SparkSession, tmp_path: Path) -> None:
     one, two = (notes(spark, tmp_path / "checkpoint") for _ in range(2))
     assert (one.load(), two.load()) == (None, None)
     one.save(Progress({0: 1}, {}))
-    with pytest.raises(JobFailedError, match="another run works with the checkpoint"):
+    with pytest.raises(JobFailedError, match="another run is using the checkpoint"):
         two.save(Progress({0: 2}, {}))
     assert two.load() == Progress({0: 1}, {})
 
@@ -57,7 +57,7 @@ def test_checkpoint_of_something_else(spark: SparkSession, tmp_path: Path) -> No
     """A folder with other files, or of another backfill, is refused."""
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint" / "offsets").write_text("v1")
-    with pytest.raises(ConfigurationError, match="is not empty and was not made by this job"):
+    with pytest.raises(ConfigurationError, match="is not empty and was not created by this job"):
         notes(spark, tmp_path / "checkpoint").load()
     notes(spark, tmp_path / "new").save(Progress())
     with pytest.raises(ConfigurationError, match="belongs to source a, this is source b"):

@@ -33,7 +33,7 @@ def install(folder: Path, said: str) -> Path:
         ("4.0", 'java version "1.8.0_452"', "is Java 8, and Spark"),
         ("3.5", 'java version "1.8.0_452"', None),
         ("3.5", 'openjdk version "21"', "is Java 21, and Spark 3.5 runs on Java 8 to 17; set JAVA_HOME to"),
-        ("4.0", "No Java runtime present.", "says no version, but: No Java runtime present.; install Java 17 to"),
+        ("4.0", "No Java runtime present.", "reported no version, but: No Java runtime present.; install Java 17 to"),
     ],
 )
 def test_java_is_looked_at_before_spark_starts(
@@ -94,7 +94,7 @@ def test_output_of_the_java_process_is_kept_from_the_terminal(capfd: pytest.Capt
             "spark",
             "did not start: Invalid maximum heap size",
         ),
-        ("", "spark", "did not start: its Java process ended; --verbose shows what it said"),
+        ("", "spark", "did not start: its Java process ended; --verbose shows its output"),
     ],
 )
 def test_why_spark_did_not_start_is_one_sentence(said: str, option: str, words: str) -> None:

@@ -90,7 +90,7 @@ def test_schema_in_a_header() -> None:
     assert protobuf.plain(b"\x08\x05", by_guid + b"\x02\x02") == b'{"a": 5}'
 
     for header in (b"", b"\x01", by_guid[:-1], by_guid + b"x", by_id + b"x", b"\x02" + guid.bytes):
-        said = f"has a header __value_schema_id of {len(header)} bytes, which is no id of a schema registry"
+        said = f"has a header __value_schema_id of {len(header)} bytes, which is not an id of a schema registry"
         assert reason(found, b"\x0e", header) == said
     assert reason(found, b"\x0e", by_guid).startswith(f"with schema GUID {guid}, is not Avro of it")
     unknown = reason(found, b"\x0e", b"\x01" + bytes(16))
@@ -227,7 +227,7 @@ def test_json_reasons_are_safe_for_a_terminal() -> None:
     found = reader("json", {}, {1: {"properties": {"\x1b[2J\nall is well" + "x" * 500: {"type": "string"}}}})
     name = json.dumps("\x1b[2J\nall is well" + "x" * 500).encode()
     said = reason(found, framed(b"{%b: 1}" % name))
-    assert r"is not JSON of it: properties/\x1b[2J\nall is well" in said
+    assert r"is not valid JSON of this schema: properties/\x1b[2J\nall is well" in said
     assert said.isprintable()
     assert len(said) < 200
 
@@ -236,7 +236,7 @@ def test_json_reasons_are_safe_for_a_terminal() -> None:
     ("schema", "said"),
     [
         ({"type": "object", "properties": {"a": {"$ref": "#"}}}, "goes on for more than 64 levels"),
-        ({"type": "object", "properties": {"a": {"type": ["string", "integer"]}}}, "a has no one type"),
+        ({"type": "object", "properties": {"a": {"type": ["string", "integer"]}}}, "a does not have a single type"),
         ({"type": "object", "properties": {"l": {"type": "array", "items": {"$ref": "#/no"}}}}, "l[] refers to '#/no'"),
         ({"type": "string"}, "is no object with properties"),
         ("[", "whose JSON schema cannot be used: JSONDecodeError"),

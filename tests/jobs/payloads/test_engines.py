@@ -143,7 +143,7 @@ def test_report_that_cannot_be_written(tmp_path: Path) -> None:
         for name, told in (
             ("out", r"found .*out, allowed is a file that ends in .parquet or .jsonl"),
             ("no/out.jsonl", r"/no is not a directory that this user can write to"),
-            ("dangling.jsonl", r"dangling.jsonl is there already; give a new file"),
+            ("dangling.jsonl", r"dangling.jsonl already exists; specify a new file"),
         ):
             with pytest.raises(ConfigurationError, match=told):
                 engine.check_new(str(tmp_path / name))
