@@ -59,7 +59,7 @@ _MEANINGS = (
             "job again")),
     (r"Failed to find (the )?data source: kafka|DATA_SOURCE_NOT_FOUND", "--jars", "{connector}"),
     (r"UnknownTopicOrPartitionException|InvalidTopicException", "--topic",
-        "{source} does not exist on the broker at {servers}; create it, or check its name"),
+        "{source} is not on the broker at {servers}; create it, or check its name"),
     (r"CONCURRENT_STREAM_LOG_UPDATE|CONCURRENT_QUERY|Race while writing batch|Multiple streaming jobs detected",
         "--checkpoint", "another run is using it; start this run again when the other one has ended"),
     (r"DELTA_CONCURRENT_|\bio\.delta\.exceptions\.Concurrent", "--output",

@@ -50,7 +50,7 @@ def fault(spark: SparkSession, settings: IngestSettings, error: Exception) -> st
 def _parts(kind: T.DataType) -> Iterator[tuple[str, str, Any]]:
     """Each struct of a type, and each part that holds no others: its path, its type for people, and it alone."""
     if isinstance(kind, T.StructType):
-        yield "", "object", T.StructType()
+        yield "", "an object", T.StructType()
         for field in kind:
             for path, name, alone in _parts(field.dataType):
                 yield f".{field.name}{path}", name, T.StructType([T.StructField(field.name, alone)])

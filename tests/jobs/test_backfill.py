@@ -302,11 +302,11 @@ def test_refusals(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFix
         assert (captured.out, captured.err.count("\n")) == ("", 1)
         return captured.err.removeprefix("backfill: ")
 
-    assert refused(one).startswith(f"--sink: topic {one} has 1 partitions, the source has 2; make it with as many, or")
+    assert refused(one).startswith(f"--sink: topic {one} has 1 partitions, the source has 2; create it with as many")
     assert refused(clock).startswith(f"--sink: topic {clock} has message.timestamp.type=LogAppendTime")
     assert refused(source).startswith(f"--sink: found {source}, which is the source")
     assert refused("nowhere").startswith("--sink: nowhere is not on the broker")
-    assert f"is new, and topic {two} has had records already" in refused(two)
+    assert f"is new, and topic {two} already has, or had, records" in refused(two)
     assert refused(two, "--conf", "x").startswith("--conf: must be KEY=VALUE")
     assert end_offsets(place.broker, clock) == {0: 0, 1: 0}
 

@@ -319,7 +319,7 @@ def test_delta_refusals(
     for chosen, form, refused in (
         (parquet, "delta", r"--format: .* holds files and is no Delta table"),
         (delta, "parquet", r"--format: .* is a Delta table, in which Parquet files alone"),
-        (delta, "delta", r"--checkpoint: .* was written with another .* be there twice"),
+        (delta, "delta", r"--checkpoint: .* was written with another .* be duplicated"),
     ):
         with pytest.raises(ConfigurationError, match=refused):
             ingest(spark, settings(topic, output=chosen.output, checkpoint=str(tmp_path / "fresh"), format=form))

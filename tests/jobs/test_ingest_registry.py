@@ -291,7 +291,7 @@ def test_what_the_registry_has_not(registry: RegistryServer) -> None:
             "json",
             "the newest schema of text-value is one whose a does not have a single type; specify the columns",
         ),
-        (("text",), "self-value", "protobuf", "goes on for more than 64 levels, or contains itself"),
+        (("text",), "self-value", "protobuf", "has more than 64 levels, or contains itself"),
         (("a", "b"), None, "avro", "--schema-registry-subject: is missing"),
     ]
     for topics, subject, form, said in changes:

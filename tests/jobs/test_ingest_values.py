@@ -193,7 +193,7 @@ def test_parsed_json_of_large_values(spark: SparkSession) -> None:
     [
         ("json", "id BIGINT name", "Spark does not read it as a schema: "),
         ("json", '{"type": "object", "properties": {}}', "is no schema of Spark: give its DDL"),
-        ("json", "{", "is no JSON"),
+        ("json", "{", "is not JSON"),
         ("avro", avro(a="integer"), "Spark does not read it as Avro: "),
     ],
 )
@@ -212,7 +212,7 @@ def test_bad_json_names_its_field(
         b'{"id": "secret"}': "its field id is no BIGINT",
         b'{"id": 1, "note": 5}': "its field note is no STRING",
         b'{"id": 1, "lines": [{"price": 1}, {"price": "secret"}]}': "its field lines[].price is no DECIMAL(9,2)",
-        b'{"id": 1, "lines": [5]}': "its field lines[] is no object",
+        b'{"id": 1, "lines": [5]}': "its field lines[] is not an object",
         b'{"tags": {"a": true}}': "its field tags{} is no STRING",
         b"[1]": "it is not a JSON object",
         b'{"note": "\xff"}': "it is not UTF-8",

@@ -150,7 +150,7 @@ def test_audit_of_what_is_wrong(place: Place, make_topic: MakeTopic, tmp_path: P
     assert [row.offset for row in result.examples] == [1, 2, 3, 4, 5, 7, 8]
     assert "the store has 5 bytes, the reference says 100" in rows[2]["detail"] or "size is" in rows[2]["detail"]
     assert "it is not below the store's root" in rows[7]["detail"]
-    with pytest.raises(ConfigurationError, match=r"--report: .* is there already"):
+    with pytest.raises(ConfigurationError, match=r"--report: .* already exists"):
         run(place.settings(topic, report=str(report)))
 
 
@@ -196,7 +196,7 @@ def test_audit_of_a_compacted_topic(place: Place, make_topic: MakeTopic) -> None
     place.replace(gone, None)
     result = run(place.settings(topic))
     assert result.states == {topic: {"ok": 1, "missing": 2}}
-    assert f"topic {topic} is compacted, and a reader that begins at the beginning meets 2" in result.notes[0]
+    assert f"topic {topic} is compacted, and a reader that starts at the beginning finds 2" in result.notes[0]
     result = run(place.settings(topic, newest_only=True))
     assert (result.states, result.notes) == ({topic: {"ok": 1}}, [])
     place.replace(new, None)

@@ -77,7 +77,7 @@ def test_carriers_that_were_forgotten(broker: str, client: ClientSettings, make_
     assert f"refer to these payloads: {told}; give each" in found.refusals[0]
     # A record that does not say where it leads is no reason to refuse: anybody may write one into any topic.
     assert len(found.refusals) == len(found.warnings) == 1
-    assert f"topic {odd}, which is not given, has 2 records" in found.warnings[0]
+    assert f"topic {odd}, which was not specified, has 2 records" in found.warnings[0]
     assert "in partition 0 at offset 0: malformed reference: value" in found.warnings[0]
     assert found.searched >= 5
     # Of each partition only the newest records are looked at.
@@ -147,4 +147,4 @@ def test_refusal_names_some() -> None:
     """A refusal names ten topics, and says how many more there are."""
     found = Search(unread={f"t{number:02}": "may not be read" for number in range(12)})
     assert found.refusals[0].count("may not be read") == 10
-    assert "t09 (may not be read) and 2 more; give each with --carrier" in found.refusals[0]
+    assert "t09 (may not be read) and 2 more; specify each with --carrier" in found.refusals[0]

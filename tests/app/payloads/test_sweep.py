@@ -217,7 +217,7 @@ def test_report(place: Place, make_topic: MakeTopic, tmp_path: Path, monkeypatch
     assert rows[orphan]["why"] == "no record refers to it, and it is older than the minimum age"
     age = datetime.now(UTC) - datetime.fromisoformat(rows[orphan]["modified"])
     assert abs(age.total_seconds() - DAY) < 120
-    with pytest.raises(ConfigurationError, match=r"--report: .* is there already"):
+    with pytest.raises(ConfigurationError, match=r"--report: .* already exists"):
         run(place.settings(topic, report=str(report)))
 
 
@@ -231,7 +231,7 @@ def test_topics_that_are_not_there(place: Place, make_topic: MakeTopic, monkeypa
     place.send(carrier, referring(carried))
     for topics, refused in (
         (("no-such-topic",), "no-such-topic is not on the broker"),
-        ((carrier,), f"--deleted-topic: topic {there} is on the brokers"),
+        ((carrier,), f"--deleted-topic: topic {there} exists on the brokers"),
     ):
         with pytest.raises(ConfigurationError, match=refused):
             run(place.settings(*topics, deleted_topics=(gone, there)))
@@ -403,7 +403,7 @@ def test_sweep_refuses_what_it_cannot_read(name: str) -> None:
     assert "--quarantine" not in surveyed("file:///p/", record, "dead")
     assert "--quarantine" not in surveyed("file:///p/", record, topics=("orders",)), "nothing would be left to sweep"
     hidden = surveyed("file:///p/", record, "dead", "dead")
-    assert ("its record in partition 0 at offset 1 may hold a sound reference" in hidden) == (name == "letter")
+    assert ("its record in partition 0 at offset 1 may contain a valid reference" in hidden) == (name == "letter")
     ignored = surveyed("file:///p/", record, other_roots=(ELSEWHERE,))
     assert (not ignored) == (name == "other-root")
 
@@ -429,7 +429,12 @@ def test_refusals_are_shown_together(place: Place, make_topic: MakeTopic, tmp_pa
     for delete in (False, True):
         report.unlink(missing_ok=True)
         found = run(place.settings(topic, delete=delete, max_delete_fraction=0.5, report=str(report)))
-        words = (f"not given refer to these payloads: {copies}", "1 records say", "lead elsewhere", "2 of the 2 payl")
+        words = (
+            f"not specified refer to these payloads: {copies}",
+            "1 records are marked",
+            "lead elsewhere",
+            "2 of the 2 payl",
+        )
         assert [part in each for part, each in zip(words, found.refusals, strict=True)] == [True] * 4
         assert (found.folders[0].orphans, found.outcomes) == (2, {})
         assert len(report.read_text().splitlines()) == 2
@@ -461,7 +466,7 @@ def test_sweep_refuses_to_delete_too_many() -> None:
     """A topic of which more than the fraction would go is named; files that are no payloads do not count."""
     half, most = (Folder(name, 5, 5, live, 0, 1, 4 - live, 1, None) for name, live in (("half", 2), ("most", 1)))
     (said,) = _too_many([half, most], 0.5)
-    assert said.startswith("3 of the 4 payloads of topic most would go, which is more than --max-delete-fraction 0.5;")
+    assert said.startswith("3 of the 4 payloads of topic most would be deleted, which is more than")
     assert [*_too_many([half, most], 0.75)] == []
 
 

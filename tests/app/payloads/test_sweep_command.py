@@ -141,7 +141,7 @@ UNCLEAR = Sweep(WHEN, search=Search(unclear={"odd": Place(1, 4, "is malformed", 
             "sweep: only orphans were removed, and the next run continues: to",
         ),
         ("s", STAYS, 1, "sweep: 1 payloads were not removed, for instance: cannot delete file:///t/1f"),
-        ("s", UNCLEAR, 0, "sweep: warning: topic odd, which is not given, has 2 records that say that they are refer"),
+        ("s", UNCLEAR, 0, "sweep: warning: topic odd, which was not specified, has 2 records that are marked as refer"),
     ],
 )
 def test_main_end(
@@ -190,7 +190,10 @@ def test_main_table(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypa
         ["u", "0", "0", "B", "0", "0", "0", "0", "B", "-"],
     ]
     assert lines[3:] == [
-        "left alone, because their names are not those of payloads: 1 in the directory of t; --any-name treats them as payloads",
+        (
+            "left alone, because their names are not those of payloads: 1 in the directory of t; "
+            "--any-name treats them as payloads"
+        ),
         "left alone, as they are not among --topic: a, b",
         (
             "other topics, searched for references: 1,200, the newest 1,000 offsets of each partition; older "

@@ -39,7 +39,7 @@ def test_checkpoint_without_a_whole_note(spark: SparkSession, tmp_path: Path) ->
     assert notes(spark, folder).load() is None
     made.save(Progress({0: 2}, {}))
     (folder / "1").write_bytes(b"{")
-    with pytest.raises(ConfigurationError, match="is whole, so it is not known how far the job is"):
+    with pytest.raises(ConfigurationError, match="is complete, so the progress of the job is not known"):
         notes(spark, folder).load()
 
 

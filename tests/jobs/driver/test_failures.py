@@ -44,7 +44,7 @@ def test_two_runs_with_one_checkpoint(text: str) -> None:
     """Where Spark's logs tell of another run, the user is told so, with what to do."""
     error = explained(PySparkException(text), servers="h:1", source="t", options={})
     assert isinstance(error, ConfigurationError)
-    assert str(error).startswith("--checkpoint: another run works with it at the same time; run this one again when")
+    assert str(error).startswith("--checkpoint: another run is using it; start this run again when")
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,10 @@ def test_two_runs_with_one_checkpoint(text: str) -> None:
             TRACEBACK.format(raised="ModuleNotFoundError: No module named 'cramjam'"),
             "executors: have no cramjam; install",
         ),
-        (TRACEBACK.format(raised="ModuleNotFoundError: No module named 'jobs'"), "have not the code of wideload (no"),
+        (
+            TRACEBACK.format(raised="ModuleNotFoundError: No module named 'jobs'"),
+            "do not have the code of wideload",
+        ),
         (
             "[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.9 than that in driver: 3.11, PySpark",
             "PYSPARK_PYTHON: executors run Python 3.9, and the driver runs 3.11; both need the same minor version",

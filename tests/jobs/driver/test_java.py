@@ -27,12 +27,12 @@ def install(folder: Path, said: str) -> Path:
     ("runs", "said", "words"),
     [
         ("4.0", 'openjdk version "17.0.15" 2025-04-15', None),
-        ("4.1", 'openjdk version "25"', "is Java 25, and Spark 4.1 runs on Java 17 to 22; set JAVA_HOME to"),
+        ("4.1", 'openjdk version "25"', "is Java 25, and Spark 4.1 runs on Java 17 to 22; set JAVA_HOME acc"),
         ("4.3", 'openjdk version "25" 2025-09-16', None),
         ("4.0", 'openjdk version "23"', "is Java 23, and Spark"),
         ("4.0", 'java version "1.8.0_452"', "is Java 8, and Spark"),
         ("3.5", 'java version "1.8.0_452"', None),
-        ("3.5", 'openjdk version "21"', "is Java 21, and Spark 3.5 runs on Java 8 to 17; set JAVA_HOME to"),
+        ("3.5", 'openjdk version "21"', "is Java 21, and Spark 3.5 runs on Java 8 to 17; set JAVA_HOME acc"),
         ("4.0", "No Java runtime present.", "reported no version, but: No Java runtime present.; install Java 17 to"),
     ],
 )
@@ -82,7 +82,7 @@ def test_output_of_the_java_process_is_kept_from_the_terminal(capfd: pytest.Capt
         (
             ":: PROBLEMS ::\na.Error: [unresolved dependency: org.apache.spark#kafka_2.13;4.0.0: not found]\n\tat a.X",
             "--jars",
-            "Spark could not fetch org.apache.spark:kafka_2.13:4.0.0: no registry has it, or none",
+            "Spark could not fetch org.apache.spark:kafka_2.13:4.0.0: no repository has it, or none",
         ),
         (
             "java.lang.RuntimeException: [download failed: org.lz4#lz4-java;1.8.0!lz4-java.jar]",

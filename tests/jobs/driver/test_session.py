@@ -64,7 +64,7 @@ def test_spark_home_without_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     with (
-        pytest.raises(ConfigurationError, match=f"SPARK_HOME: {tmp_path} holds no bin/spark-submit; set it to a Spark"),
+        pytest.raises(ConfigurationError, match=f"SPARK_HOME: {tmp_path} holds no bin/spark-submit; set it to an"),
         open_session(SessionSettings("audit")),
     ):
         pass

@@ -116,7 +116,7 @@ def test_both_clients_get_in(spark: SparkSession, cluster: EmbeddedBroker, files
 
     found = search(SweepSettings(settings.client, {}, ("orders",)), None)
     assert (found.unread, found.searched) == ({"shut": "may not be read"}, 1)
-    assert "refer to them: shut (may not be read); give each with --carrier" in found.refusals[0]
+    assert "refer to them: shut (may not be read); specify each with --carrier" in found.refusals[0]
     assert search(SweepSettings(settings.client, {}, ("orders",), ignored=("shut",)), None).refusals == []
 
     asyncio.run(create(cluster.bootstrap_servers, ["copy"]))

@@ -73,8 +73,8 @@ def test_source_options() -> None:
         (["--partition-by", "offset"], "is one of topic, partition, date, hour, not 'offset'"),
         (["--value-format", "json"], "--value-schema: --value-format json requires the file of its schema"),
         (["--value-schema", "id INT"], "--value-schema: is for --value-format json and avro"),
-        ([*AVRO, "--value-schema", '{"type": "string"}'], "--value-schema: is no Avro schema of a record"),
-        ([*AVRO, "--value-schema", "{"], "--value-schema: is no JSON"),
+        ([*AVRO, "--value-schema", '{"type": "string"}'], "--value-schema: is not an Avro schema of a record"),
+        ([*AVRO, "--value-schema", "{"], "--value-schema: is not JSON"),
         ([*AVRO, "--value-schema", "/nowhere/a.avsc"], "/nowhere/a.avsc cannot be read"),
         (["--avro-framing", "confluent"], "--avro-framing: is for --value-format avro"),
         (["--on-bad-value", "null"], "--on-bad-value: any value is binary"),
@@ -84,10 +84,10 @@ def test_source_options() -> None:
         ([*REGISTRY, *AVRO, "--avro-framing", "confluent"], "--avro-framing: skips the schema's id"),
         ([*REGISTRY, *AVRO, "--protobuf-message", "M"], "--protobuf-message: is for --value-format protobuf"),
         ([*REGISTRY, *AVRO, "--schema-registry-config", "/nowhere"], "-registry-config: /nowhere cannot be read"),
-        (["--schema-registry-url", "http://user:pass-9@h", *AVRO], "--schema-registry-url: holds credentials"),
+        (["--schema-registry-url", "http://user:pass-9@h", *AVRO], "--schema-registry-url: contains credentials"),
         (
             [*REGISTRY, *AVRO, "--schema-registry-config", "r.properties"],
-            "--schema-registry-config: has another basic.auth.credentials.source than USER_INFO",
+            "--schema-registry-config: has a basic.auth.credentials.source other than USER_INFO",
         ),
     ],
 )

@@ -55,8 +55,8 @@ def doubled(levels: int, keyword: str) -> dict[str, Any]:
         ("json", {"properties": {"n": {"multipleOf": 0.01}}}, b'{"n": 1e999}', "cannot be read: OverflowError"),
         ("json", {"properties": {"n": {"multipleOf": 0.01}}}, b'{"n": 1%s}' % (b"0" * 400), "cannot be read: Overf"),
         ("json", {"$ref": "http://127.0.0.1:9/else"}, b"{}", "cannot be read: "),  # nobody asks there
-        ("json", {}, rb'{"a": "\ud800"}', "is no JSON"),
-        ("json", {}, rb'{"\uDFFF": "\ud83d\ude00"}', "is no JSON"),
+        ("json", {}, rb'{"a": "\ud800"}', "is not JSON"),
+        ("json", {}, rb'{"\uDFFF": "\ud83d\ude00"}', "is not JSON"),
         ("protobuf", PROTO2, b"\x00\x0a\x01\xff", "cannot be read: UnicodeDecodeError"),
         ("protobuf", PROTO2, b"\x00\x12\x01\xff", "cannot be read: UnicodeDecodeError"),
         ("protobuf", PROTO2, b"\x00\x1a\x03\x0a\x01\xff", "cannot be read: UnicodeDecodeError"),

@@ -72,9 +72,9 @@ def test_avro_that_is_cut() -> None:
     whole = b"\x0e\x06abc"
     assert found.plain(framed(whole)) == b"\x0e"
     for length in range(len(whole)):
-        assert "is not Avro of it" in reason(found, framed(whole[:length]))
+        assert "is not valid Avro of this schema" in reason(found, framed(whole[:length]))
     assert "is cut, or something stands behind it" in reason(found, framed(whole + b"x"))
-    assert "is not Avro of it" in reason(found, framed(b"\x0e\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"))
+    assert "is not valid Avro of this schema" in reason(found, framed(b"\x0e\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"))
 
 
 def test_schema_in_a_header() -> None:
@@ -92,7 +92,7 @@ def test_schema_in_a_header() -> None:
     for header in (b"", b"\x01", by_guid[:-1], by_guid + b"x", by_id + b"x", b"\x02" + guid.bytes):
         said = f"has a header __value_schema_id of {len(header)} bytes, which is not an id of a schema registry"
         assert reason(found, b"\x0e", header) == said
-    assert reason(found, b"\x0e", by_guid).startswith(f"with schema GUID {guid}, is not Avro of it")
+    assert reason(found, b"\x0e", by_guid).startswith(f"with schema GUID {guid}, is not valid Avro of this schema")
     unknown = reason(found, b"\x0e", b"\x01" + bytes(16))
     assert unknown.startswith(f"has schema GUID {UUID(int=0)}, which the registry does not have (")
 
@@ -235,10 +235,10 @@ def test_json_reasons_are_safe_for_a_terminal() -> None:
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
-        ({"type": "object", "properties": {"a": {"$ref": "#"}}}, "goes on for more than 64 levels"),
+        ({"type": "object", "properties": {"a": {"$ref": "#"}}}, "has more than 64 levels"),
         ({"type": "object", "properties": {"a": {"type": ["string", "integer"]}}}, "a does not have a single type"),
         ({"type": "object", "properties": {"l": {"type": "array", "items": {"$ref": "#/no"}}}}, "l[] refers to '#/no'"),
-        ({"type": "string"}, "is no object with properties"),
+        ({"type": "string"}, "is not an object with properties"),
         ("[", "whose JSON schema cannot be used: JSONDecodeError"),
         ({"type": "object", "properties": {"a": {"enum": 5}}}, "whose JSON schema cannot be used: TypeError"),
     ],

@@ -262,8 +262,8 @@ def test_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("localhost:8081", {}, "is http://HOST:PORT"),
         ("ftp://h", {}, "is http://HOST:PORT"),
         ("http://h:99999", {}, "is http://HOST:PORT"),
-        ("http://user:pass-9@h", {}, "holds credentials"),
-        ("http://h", {"pass-9": ""}, "unknown key"),
+        ("http://user:pass-9@h", {}, "contains credentials"),
+        ("http://h", {"pass-9": ""}, "unknown property"),
         ("http://h", {"basic.auth.user.info": "pass-9"}, "which is not USER:PASSWORD"),
     ],
 )

@@ -116,7 +116,7 @@ def test_report(engine: Any, tmp_path: Path) -> None:
     table = pq.read_table(path)
     assert [field.name for field in table.schema] == ["path", "at", "number", "key"]
     assert sorted(table["at"].cast("int64").to_pylist()) == sorted([LAST_US - n for n in range(3)] * 2)
-    with pytest.raises(ConfigurationError, match=r"^--report: .*out.* is there already; give a new f"):
+    with pytest.raises(ConfigurationError, match=r"^--report: .*out.* already exists; specify a new "):
         engine.check_new(path)
 
 
