@@ -74,7 +74,7 @@ def test_carriers_that_were_forgotten(broker: str, client: ClientSettings, make_
     places = {name: (at.partition, at.offset) for name, at in found.found.items()}
     assert places == {copies: (1, 1), flagged: (0, 0), named: (0, 0)}
     told = ", ".join(f"{name} (partition {at[0]} offset {at[1]})" for name, at in sorted(places.items()))
-    assert f"refer to these payloads: {told}; give each" in found.refusals[0]
+    assert f"refer to these payloads: {told}; specify each" in found.refusals[0]
     # A record that does not say where it leads is no reason to refuse: anybody may write one into any topic.
     assert len(found.refusals) == len(found.warnings) == 1
     assert f"topic {odd}, which was not specified, has 2 records" in found.warnings[0]

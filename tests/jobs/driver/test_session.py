@@ -53,7 +53,7 @@ def test_jars_for_another_scala(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     good.touch()
     assert connector_jars(f"{tmp_path}") == (str(good),)
     bad.touch()
-    with pytest.raises(ConfigurationError, match=f"is for Scala {other}, and this Spark .* is built with {ours}; give"):
+    with pytest.raises(ConfigurationError, match=f"is for Scala {other}, and this Spark .* is built with {ours}; use"):
         connector_jars(f"{tmp_path}")
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     assert connector_jars(f"{tmp_path}") == (str(good), str(bad))

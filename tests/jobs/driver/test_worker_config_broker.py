@@ -140,7 +140,7 @@ def _backfill_needs(client: ClientSettings, bootstrap: str) -> None:
     with pytest.raises(ConfigurationError, match=f"may not write with the transactional id {name}"):
         SinkWriter(client, sink, name, 60_000)
     allow_prefix(5, 4, 8)
-    refused = pytest.raises(ConfigurationError, match=f"may not read and commit the offsets of group {name}; give them")
+    refused = pytest.raises(ConfigurationError, match=f"may not read and commit the offsets of group {name}; grant")
     with closing(SinkWriter(client, sink, name, 60_000)) as writer, refused:
         writer.receipt("orders", 0)
     allow_prefix(3, 8)

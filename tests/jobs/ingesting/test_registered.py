@@ -73,7 +73,7 @@ def test_avro_that_is_cut() -> None:
     assert found.plain(framed(whole)) == b"\x0e"
     for length in range(len(whole)):
         assert "is not valid Avro of this schema" in reason(found, framed(whole[:length]))
-    assert "is cut, or something stands behind it" in reason(found, framed(whole + b"x"))
+    assert "is truncated, or other bytes follow" in reason(found, framed(whole + b"x"))
     assert "is not valid Avro of this schema" in reason(found, framed(b"\x0e\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"))
 
 

@@ -272,5 +272,5 @@ def test_settings(url: str, options: dict[str, str], message: str) -> None:
     settings = RegistrySettings(url, options)
     with pytest.raises(ConfigurationError, match=message) as failed:
         settings.check()
-    assert "pass-9" not in str(failed.value).replace("key 'pass-9'", "")
+    assert "pass-9" not in str(failed.value).replace("property 'pass-9'", "")
     assert "pass-9" not in repr(RegistrySettings("http://h", options))
