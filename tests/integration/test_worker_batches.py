@@ -130,7 +130,7 @@ def test_worker_with_a_record_that_the_sink_refuses(make_way: MakeWay, tolerance
         if tolerance == "none":
             until(lambda: pipeline_of(worker)["state"] == "FAILED", "the pipeline has stopped")
             error = str(pipeline_of(worker)["last_error"])
-            assert error.startswith(f"topic {way.orders}, partition 0, offset 1: the record takes 25,0")
+            assert error.startswith(f"topic {way.orders}, partition 0, offset 1: the record has 25,0")
             assert told in error
             assert worker.get("/health")[0] == 503
             assert worker.terminate() == 1
