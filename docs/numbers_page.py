@@ -37,11 +37,11 @@ CLIENTS: Mapping[str, tuple[str, Sequence[str]]] = {
     "confluent": ("confluent-kafka", ("produce", "poll", "consume")),
     "kafka_python": ("kafka-python", ("send", "poll", "iteration")),
 }
-"""What the clients are called, and their calls, as in the names of results."""
+"""The display names of the clients, and their calls, by the names in results."""
 
 FORMS = {"100b": "100 B", "1kb": "1 KB", "references": "references", "chunks": "chunks"}
 _BARE = {"references": "the bare client and boto3", "chunks": "the bare client, values in Kafka"}
-_BESIDE = {"vs_librdkafka": "librdkafka's loop", "vs_java": "a loop with Kafka's Java clients"}
+_AGAINST = {"vs_librdkafka": "librdkafka's loop", "vs_java": "a loop with Kafka's Java clients"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,13 @@ class Section:
 
     Attributes:
         title: its heading.
-        said: the text before the table.
-        rows: what is measured, and what it is compared with, by the name of the result.
+        intro: the text before the table.
+        rows: what is measured and what it is compared with, by the name of the result.
         after: the text that explains the numbers.
     """
 
     title: str
-    said: str
+    intro: str
     rows: Mapping[str, tuple[str, str]]
     after: str = ""
 
@@ -67,7 +67,7 @@ def _cells(size: str) -> dict[str, tuple[str, str]]:
         for partitions, plural in ((4, "s"), (1, "")):
             cell = f"passthrough.{codec}.{size}.{partitions}p"
             what = f"{named}, {partitions} partition{plural}"
-            found |= {f"{cell}.{against}": (what, beside) for against, beside in _BESIDE.items()}
+            found |= {f"{cell}.{name}": (what, against) for name, against in _AGAINST.items()}
             found[f"{cell}.cpu_vs_librdkafka"] = (f"{what}: CPU", "librdkafka's loop")
     return found
 
@@ -171,7 +171,7 @@ SECTIONS: Sequence[Section] = (
                 for end, more in (("", ""), ("_cpu", ": CPU"), ("_mib", ": memory"))
             },
         },
-        "[spark-inflate.md](spark-inflate.md#speed) says why two cores limit the first row.",
+        "[spark-inflate.md](spark-inflate.md#speed) explains why two cores limit the first row.",
     ),
 )
 
@@ -185,7 +185,7 @@ QUOTED: Mapping[str, str] = {
     "latency.small_p99_ms": "p99 of small records while another pipeline uploads 8 MiB values",
     "offload.s3.vs_best_peer": "4 MB values offloaded to S3",
 }
-"""What the README has of them."""
+"""The results that the README quotes, and their labels there."""
 
 _QUOTE = re.compile(r"(?<=<!-- numbers -->\n).*?(?=<!-- /numbers -->)", re.DOTALL)
 
@@ -196,7 +196,7 @@ def page() -> str:
     machine = json.loads(NUMBERS.read_text(encoding="utf-8"))["machine"]
     lines = [_INTRODUCTION.format(machine=machine)]
     for section in SECTIONS:
-        lines += [f"## {section.title}\n", f"{section.said}\n", *_table(section.rows, found)]
+        lines += [f"## {section.title}\n", f"{section.intro}\n", *_table(section.rows, found)]
         if section.after:
             lines.append(f"\n{section.after}")
         lines.append("")
@@ -206,12 +206,12 @@ def page() -> str:
 def _table(rows: Mapping[str, tuple[str, str]], found: Mapping[str, Mapping[str, object]]) -> Iterator[str]:
     yield "| what | Wideload | compared with | theirs | ratio | target | measured |"
     yield "| --- | --- | --- | --- | --- | --- | --- |"
-    for name, (what, beside) in rows.items():
+    for name, (what, against) in rows.items():
         if name not in found:
             continue
         result = _result(found[name])
         yield (
-            f"| {what} | {_number(result.value)} {result.unit} | {beside} | {_theirs(result)} | "
+            f"| {what} | {_number(result.value)} {result.unit} | {against} | {_theirs(result)} | "
             f"{_ratio(result)} | {_target(result)} | {found[name]['measured']} |"
         )
 
@@ -229,7 +229,7 @@ def quoted() -> str:
 
 
 def readme() -> str:
-    """The README with the numbers of today."""
+    """The README with the current numbers."""
     return _QUOTE.sub(lambda _: quoted(), README.read_text(encoding="utf-8"))
 
 
@@ -257,7 +257,7 @@ def _number(value: float | None) -> str:
 
 
 def _theirs(result: Result) -> str:
-    """What Wideload is compared with; of some old results only the ratio is known."""
+    """The figure that Wideload is compared with; for some old results only the ratio is known."""
     return "not recorded" if result.against is None and result.ratio is not None else _number(result.against)
 
 

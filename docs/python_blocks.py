@@ -2,8 +2,8 @@
 
     python -m docs.python_blocks DIRECTORY
 
-Line 17 of a module is line 17 of its page. A block is a coroutine inside that of the block before it: it may use what
-that one made, make the same name again, and await.
+Line 17 of a module is line 17 of its page. A block is a coroutine inside that of the previous block: it may use what
+that one defined, redefine a name, and await.
 """
 
 import re

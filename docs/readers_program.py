@@ -1,4 +1,4 @@
-"""What the blocks of the pages use and do not show, as it stands in the program of a reader: for `make types`."""
+"""What the blocks of the pages use without showing it, as in a reader's program, for `make types`."""
 
 from collections.abc import Mapping
 from typing import Any
