@@ -171,7 +171,7 @@ SECTIONS: Sequence[Section] = (
                 for end, more in (("", ""), ("_cpu", ": CPU"), ("_mib", ": memory"))
             },
         },
-        "[spark-inflate.md](spark-inflate.md#speed) explains why two cores limit the first row.",
+        "[spark-measurements.md](spark-measurements.md#speed-of-inflate) explains why two cores limit the first row.",
     ),
 )
 

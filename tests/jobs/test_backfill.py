@@ -376,7 +376,7 @@ def test_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     head = ["read as    records     size", "plain            7  17.0 kB", "tombstone        2      5 B"]
     end = [
         "kept unchanged, because they cannot be restored: 2 records",
-        "these may refer to payloads of old: a sweep of it needs --carrier new",
+        "they may refer to payloads of old: sweep that topic with --carrier new",
         "left out: 3 chunks that do not form a message",
     ]
     sized = "4 payloads, 16.0 kB, and 1 of them whose size only the store knows"

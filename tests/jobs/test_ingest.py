@@ -317,7 +317,7 @@ def test_delta_refusals(
     for each in (parquet, delta):
         ingest(spark, each)
     for chosen, form, refused in (
-        (parquet, "delta", r"--format: .* holds files and is no Delta table"),
+        (parquet, "delta", r"--format: .* contains files and is not a Delta table"),
         (delta, "parquet", r"--format: .* is a Delta table, in which Parquet files alone"),
         (delta, "delta", r"--checkpoint: .* was written with another .* be duplicated"),
     ):

@@ -192,7 +192,7 @@ def test_parsed_json_of_large_values(spark: SparkSession) -> None:
     ("form", "schema", "message"),
     [
         ("json", "id BIGINT name", "Spark does not read it as a schema: "),
-        ("json", '{"type": "object", "properties": {}}', "is no schema of Spark: give its DDL"),
+        ("json", '{"type": "object", "properties": {}}', "is not a Spark schema: specify DDL"),
         ("json", "{", "is not JSON"),
         ("avro", avro(a="integer"), "Spark does not read it as Avro: "),
     ],
@@ -209,11 +209,11 @@ def test_bad_json_names_its_field(
     """What does not fit is named with its path and its type, and not with what stands in it."""
     topic = make_topic(partitions=1)
     cases = {
-        b'{"id": "secret"}': "its field id is no BIGINT",
-        b'{"id": 1, "note": 5}': "its field note is no STRING",
-        b'{"id": 1, "lines": [{"price": 1}, {"price": "secret"}]}': "its field lines[].price is no DECIMAL(9,2)",
+        b'{"id": "secret"}': "its field id is not BIGINT",
+        b'{"id": 1, "note": 5}': "its field note is not STRING",
+        b'{"id": 1, "lines": [{"price": 1}, {"price": "secret"}]}': "its field lines[].price is not DECIMAL(9,2)",
         b'{"id": 1, "lines": [5]}': "its field lines[] is not an object",
-        b'{"tags": {"a": true}}': "its field tags{} is no STRING",
+        b'{"tags": {"a": true}}': "its field tags{} is not STRING",
         b"[1]": "it is not a JSON object",
         b'{"note": "\xff"}': "it is not UTF-8",
         b'{"id": 1}': None,
@@ -252,8 +252,8 @@ def test_schema_of_values_may_grow(
         f"--value-schema: does not fit what checkpoint {chosen.checkpoint} has written: field i was INT and is STRING "
         "now, field n[].a is missing; new fields may be added, and in a Delta table with "
         "delta.enableTypeWidening=true integers may get longer (INT to BIGINT) and FLOAT may become DOUBLE; for "
-        f"anything else give the former schema, or move {chosen.output} away and give --rebuild, which reads again "
-        "what the topics still have"
+        f"any other change use the former schema, or move {chosen.output} away and use --rebuild, which reads again "
+        "what the topics still contain"
     )
     with pytest.raises(ConfigurationError, match="field i was INT and is BIGINT now; new fields"):
         ingest(spark, of("i BIGINT, n ARRAY<STRUCT<a: INT>>"))
