@@ -87,8 +87,8 @@ _FORBIDDEN = (
 )
 
 _FENCED = (
-    "another producer has the transactional.id now: the partition has moved to another worker, or another pipeline with "
-    "this name reads the topic; or the transaction took longer than producer.transaction.timeout.ms"
+    "another producer has the transactional.id now: the partition has moved to another worker, or another pipeline "
+    "with this name reads the topic; or the transaction took longer than producer.transaction.timeout.ms"
 )
 
 _FORGOTTEN = (
