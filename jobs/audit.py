@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-if not __package__:  # spark-submit runs this file by itself, with this folder on the path in place of the one above it
+if not __package__:  # spark-submit runs this file by itself, with this directory on the path, not the one above it
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from pyspark.sql import DataFrame, SparkSession

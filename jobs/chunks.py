@@ -94,11 +94,11 @@ def _is_chunk() -> Column:
 def _messages(source: DataFrame, limit_bytes: int) -> DataFrame:
     """The chunks of each message, as `rows`; without values if these have too many bytes.
 
-    Equal bytes come twice if a writer was killed and began again. They are kept once: in the row at the offset in
+    Equal bytes come twice if a writer was killed and restarted. They are kept once: in the row at the offset in
     `_FIRST`.
     """
     uuid = F.element_at(F.filter("headers", lambda header: header["key"] == _UUID), -1)["value"]
-    # A chunk without a uuid is a group of its own.
+    # A chunk without a uuid is a separate group.
     apart = F.when(F.col(_GROUP[0]).cast("string").rlike(_UUID_FORM), F.lit(-1)).otherwise(F.col("offset"))
     keys = ["topic", "partition", *_GROUP]
     first = F.min("offset").over(Window.partitionBy(*keys, F.length("value"), F.xxhash64("value")))

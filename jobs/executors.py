@@ -28,7 +28,7 @@ NEEDS: Mapping[str, Sequence[str]] = {
     "references": ("cramjam",),
     "wideload": ("pyarrow", "cramjam", "aiokafka", "crc32c"),
 }
-"""What executors need beside the code of this project, by what the program uses; `wideload` is the source."""
+"""What executors need in addition to the code of this project, by what the program uses; `wideload` is the source."""
 
 
 def require_executors(spark: SparkSession, *uses: str, packages: Sequence[str] = (), tasks: int = 16) -> None:

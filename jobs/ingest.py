@@ -1,8 +1,8 @@
 """Kafka to Parquet or Delta: reads a topic of whole values, plain or inflated, with Spark's Kafka source.
 
 Each record of the topic is in the output once, over any number of failures and restarts: Spark's checkpoint and the
-file sink's list of whole files see to that (for Delta, the table's own log). A record that the topic holds twice, as
-from a producer or a worker that is "at least once", is there twice, with two offsets.
+file sink's list of whole files see to that (for Delta, the table's own log). A record that the topic holds
+twice, as from a producer or a worker that is "at least once", is there twice, with two offsets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-if not __package__:  # spark-submit runs this file by itself, with this folder on the path in place of the one above it
+if not __package__:  # spark-submit runs this file by itself, with this directory on the path, not the one above it
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from app.config.arguments import configure, parse

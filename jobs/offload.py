@@ -54,12 +54,12 @@ def offload(
     """Rows for Spark's Kafka sink, with references in place of large values.
 
     The columns are those of `rows`, with `key` and `value` as binary, and `headers`, which mark the references; the
-    sink writes them. Rows stay in their order and their partitions. Lowers
+    Kafka sink writes them. Rows stay in their order and their partitions. Lowers
     `spark.sql.execution.arrow.maxBytesPerBatch` of the session to 16 MiB, unless it is lower.
 
     Args:
-        rows: a batch or a stream with the columns of the sink: `value`, and optionally `key`, `headers`, `topic`,
-            `partition`; a string becomes its UTF-8. More columns stay.
+        rows: a batch or a stream with the columns of Spark's Kafka sink: `value`, and optionally `key`, `headers`,
+            `topic`, `partition`; a string becomes its UTF-8. More columns stay.
         store: the keys of the payload store, as in the worker's file.
         threshold_bytes: a longer value is large.
         topic: the topic that the rows go to; it is part of the payloads' paths. None takes the column `topic`.
@@ -108,7 +108,7 @@ def offload(
 
 
 def _conformed(rows: DataFrame) -> DataFrame:
-    """The rows with key, value and headers, as the sink takes them."""
+    """The rows with key, value and headers, as Spark's Kafka sink takes them."""
     if "value" not in rows.columns:
         raise ValueError("the rows have no column value")
     for name in ("key", "value"):

@@ -194,7 +194,7 @@ class _StreamReader(_Reader, DataSourceStreamReader):
         first: Mapping[Place, int] = {}
         if ids != self._looked or any(at < since.get(place, at + 1) for place, at in until.items()):
             found = self.look()
-            # What was planned and is not there any more is no part of this micro-batch.
+            # What was planned and is not there any more is not part of this micro-batch.
             until = without(until, self._recreated(ids, found))
             first = {place: each.first for place, each in found.bounds.items()}
         return self.tasks(between(since, until, first), ids)

@@ -1,4 +1,4 @@
-"""Claims: headers by which a reader takes a record for a reference or a chunk of ours, whoever has written it.
+"""Claims: headers by which a reader takes a record for a reference or a chunk of ours, no matter who has written it.
 
 A record may have them before `offload` or `chunk` has seen it. Then its writer has made it a reference by itself, or
 wants readers to take it for one.
@@ -34,8 +34,8 @@ def claim(record: RecordLike, *, marked: bool = False, split: bool = False) -> C
         record: whose headers are looked at.
         marked: whether it goes to a topic of one of bakdata's formats. There the mark behind a value says what it is,
             whatever the headers before it are; and bakdata's readers follow a key that has their own header.
-        split: whether it goes on as chunks. Readers put these together, and the record's own headers come back as they
-            were: so it is no chunk for them, but it may be a reference.
+        split: whether it is forwarded as chunks. Readers put these together, and the record's own headers come back as
+            they were: so it is not a chunk for them, but it may be a reference.
     """
     headers = record.headers
     prefix = _PREFIXES if marked else CLAIM_PREFIX
@@ -54,5 +54,5 @@ def _claim(record: RecordLike, headers: Sequence[Header], *, marked: bool, split
 
 
 def may_hold_claims(batch: RecordBatch) -> bool:
-    """False if no record of the batch has such a header; True if that cannot be told cheaply."""
+    """False if no record of the batch has such a header; True if finding out would be expensive."""
     return batch.may_hold(CLAIM_PREFIX.encode())

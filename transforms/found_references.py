@@ -26,10 +26,10 @@ from transforms.signing import Signing
 from transforms.wrapper import OWN_KEYS, MessageWrapper, Unwrap
 
 HIDDEN = ("is a dead letter", "is a wrapper", "is a chunk of a wrapper", "cannot be read")
-"""So the errors begin of records in which there may be a sound reference."""
+"""How the errors begin of records that may contain a valid reference."""
 
 BEGINS = "begins with "
-"""So the error begins of a path that is not marked as a reference; the folder of its payload comes next, and a `/`."""
+"""How the error begins of an unmarked path of a payload; the directory of its payload comes next, and a `/`."""
 
 OWN_KEY = min(OWN_KEYS).to_bytes(4)[:3]
 """So the int keys of the headers of references begin in a wrapper."""
@@ -84,7 +84,7 @@ class ReferenceFinder:
         object.__setattr__(self, "_root", None if self.root is None else self.root.encode())
 
     def wants_any(self, batch: RecordBatch) -> bool:
-        """False if no record of the batch has a reference; True if one has, or that cannot be told cheaply."""
+        """False if no record of the batch has a reference; True if one has, or if finding out would be expensive."""
         traces = _TRACES if self._root is None else (*_TRACES, self._root)
         return self.format == "bakdata-flag" or batch.may_hold(*traces)
 
@@ -161,9 +161,9 @@ class ReferenceFinder:
         return FoundReference(part.name, name, reference.path, size, reference.checksum, reference.codec, cipher, error)
 
     def _folder(self, data: bytes) -> str | None:
-        """The folder of a payload of which this is the path, with or without bakdata's flag; None if it is not one.
+        """The directory of a payload of which this is the path, with or without bakdata's flag; None if it is not one.
 
-        Payloads of bakdata's own writers are one folder deeper; nothing here lists or deletes them.
+        Payloads of bakdata's own writers are one directory deeper; nothing here lists or deletes them.
         """
         root = self._root
         if root is None or not data.startswith((root, _BACKED + root)):

@@ -2,7 +2,7 @@
 
 The ends of the topics are fixed before the store is listed. A payload is published before its record, so if a payload
 is not in the listing, the store is asked for its path; only if that fails too, the payload is missing. Payloads in
-folders of other topics are asked for one by one.
+directories of other topics are asked for one by one.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def audit(engine: Engine[Frame], settings: AuditSettings) -> tuple[Frame, Audit]
 
 
 def _folders(root: str | None, rows: Iterable[Row]) -> set[str]:
-    """The folders of the store to which references lead; not many more than are looked at."""
+    """The directories of the store to which references lead; not many more than are looked at."""
     found: set[str] = set()
     for path, *_ in rows:
         if root is not None and path is not None and path.startswith(root) and len(found) <= _MOST_FOLDERS:
@@ -200,7 +200,7 @@ def _folders(root: str | None, rows: Iterable[Row]) -> set[str]:
 
 
 def _rules(store: PayloadStore, folders: Iterable[str], notes: list[str]) -> dict[str, Rule]:
-    """For each folder, the first rule to delete its payloads."""
+    """For each directory, the first rule to delete its payloads."""
     found: dict[str, Rule] = {}
     if not isinstance(store, Lifecycle) or not isinstance(store, Store):
         return found
@@ -249,8 +249,8 @@ class Comparison:
     Attributes:
         store: its configuration.
         root: the beginning of all its paths, if that is known.
-        rules: by folder, the first to delete payloads.
-        retention_ms: by topic, how long Kafka keeps records; None for ever.
+        rules: by directory, the first to delete payloads.
+        retention_ms: by topic, how long Kafka keeps records; None if forever.
         max_bytes: the largest payload that readers accept.
         verify: whether each payload is read.
     """
@@ -314,7 +314,7 @@ def _room(time_us: int | None) -> int | None:
 
 
 def _asked(store: PayloadStore, path: str) -> Answer:
-    """The store's answer; if it cannot tell without it, the payload is read."""
+    """The store's answer; if the store cannot know without reading it, the payload is read."""
     try:
         if isinstance(store, Stat):
             info = store.stat(path)

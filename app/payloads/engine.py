@@ -36,7 +36,7 @@ class Engine(Protocol[Frame]):
         """Shows what is done while the block lasts. Rows may be made as late as in `gathered` and `save`."""
 
     def spread(self, items: Sequence[Item], work: Callable[[Iterable[Item]], Iterator[Row]], columns: str) -> Frame:
-        """The rows that `work` makes of the items; each of them is a task of its own."""
+        """The rows that `work` makes of the items; each of them is a separate task."""
 
     def by_path(
         self, frames: Sequence[Frame], work: Callable[[Iterator[tuple[int, Row]]], Iterator[Row]], columns: str

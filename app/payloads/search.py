@@ -1,4 +1,4 @@
-"""Topics that nobody has named, and whose records refer to payloads: the carriers that were forgotten.
+"""Topics that nobody has named, and whose records refer to payloads: the referencing topics that were forgotten.
 
 Only the newest records of each partition are read, and for a limited time. So a topic that is not found here may still
 refer to a payload; one that is found does.
@@ -121,7 +121,7 @@ def search(settings: SweepSettings, root: str | None) -> Search:
 
 
 class _Searching:
-    """One search, on an event loop of its own."""
+    """One search, on a separate event loop."""
 
     def __init__(self, settings: SweepSettings, root: str | None) -> None:
         self.result = Search()
@@ -235,7 +235,7 @@ def refers(settings: SweepSettings, root: str | None, each: FoundReference) -> b
         return False
     if root is None:
         return True
-    # Whatever the root before the topic: it may be another name of this store. bakdata's payloads are one folder
+    # Whatever the root before the topic: it may be another name of this store. bakdata's payloads are one directory
     # deeper, in `values` and `keys`, which may be names of topics too.
     *_, above, folder, _ = ("", "", *each.path.split("/"))
     return folder in settings.swept_topics or (folder in ("values", "keys") and above in settings.swept_topics)

@@ -1,6 +1,6 @@
 """Payloads that no record refers to any more, and their removal, by any engine.
 
-A payload is removed if it was published before the grace began, and no record in the topics refers to it after the
+A payload is removed if it is older than the minimum age, and no record in the topics refers to it after the
 store was listed. A record that refers to it now must have published it again (see `PayloadStore.publish`). Then it has
 another age than in the listing, and the store compares the age right before it removes the payload. Each step may be
 broken off: the next run removes the rest.
@@ -45,7 +45,7 @@ class Folder(NamedTuple):
     Attributes:
         payloads, bytes: all payloads that the store lists.
         live: how many a record refers to.
-        young: how many others are not older than the grace.
+        young: how many others are not older than the minimum age.
         foreign: how many more have no name of a payload; they stay.
         orphans, orphan_bytes: the rest: older, and no record refers to them.
         oldest: when the oldest orphan was published; None if there is none.
@@ -67,7 +67,7 @@ class Sweep:
     """The result of a run.
 
     Attributes:
-        cutoff: when the grace began.
+        cutoff: payloads that were published before this are old enough.
         search: the other topics whose records refer to the payloads.
         references: the references of records that count.
         folders: the payloads, by topic.
@@ -100,7 +100,7 @@ def sweep(engine: Engine[Frame], settings: SweepSettings) -> Sweep:
     Raises:
         ConfigurationError: the user can set it right; nothing was deleted.
         RecordsLostError: records were deleted while they were read.
-        WideloadError: any other failure. If it came during the deletion, the next run goes on.
+        WideloadError: any other failure. If it came during the deletion, the next run continues.
     """
     payloads, result = marked(engine, settings)
     if settings.report is not None:

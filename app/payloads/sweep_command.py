@@ -45,7 +45,7 @@ from transforms.text import bytes_text, text_table
 REFUSED = 3
 """The exit status of a sweep that is refused."""
 
-_LONGEST_GRACE = timedelta(days=36_500)  # dates do not go back for ever
+_LONGEST_GRACE = timedelta(days=36_500)  # dates do not go back forever
 _REPORT = "a new file for the report, one row for each payload: NAME.parquet, or NAME.jsonl for JSON lines"
 _COLUMNS = ("topic", "payloads", "size", "live", "young", "to delete", "size", "oldest")
 
@@ -208,7 +208,7 @@ def sweep_settings(arguments: argparse.Namespace) -> SweepSettings:
 
 
 def _take_topics(arguments: argparse.Namespace, use: StoreUse) -> None:
-    """Adds to the carriers every topic that, by the configuration, may carry references to the store.
+    """Adds to the referencing topics every topic that, by the configuration, may carry references to the store.
 
     All of them, whichever topics are swept: a topic may be a copy of another, and the configuration does not say so.
 

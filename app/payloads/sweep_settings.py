@@ -39,14 +39,14 @@ class SweepSettings:
         any_name: whether an object is swept even if its name is not one that this project's stores give to payloads.
         grace: how old a payload must be; with `newest_only` an overwritten record counts for as long.
         in_flight: the longest time from a payload to its record, as far as it is known.
-        short_grace: whether the grace may be shorter than the time in flight.
-        newest_only: whether overwritten records of compacted topics, which are still in the log, count only during the
-            grace.
+        short_grace: whether the minimum age may be shorter than the time in flight.
+        newest_only: whether overwritten records of compacted topics, which are still in the log, count only for as long
+            as `grace`.
         max_delete_fraction: the largest part of a topic's payloads that may be removed, from 0 to 1.
         other_roots: beginnings of paths to other stores; any other path outside the root is refused.
         delete: whether to delete; else it is only reported what would be deleted.
         quarantined: some of the topics that are read. Their payloads are left alone, and those of their records that
-            say that they are references, and cannot be read, are no reason to refuse.
+            say that they are references, and cannot be read, are not a reason to refuse.
         ignored: names of topics, or patterns of them (`team-b-*`), whose references do not count.
         search_records: how many of the newest offsets of each partition of all other topics are searched for
             references; markers of transactions, and records that compaction removed, have offsets too.

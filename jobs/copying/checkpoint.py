@@ -1,6 +1,6 @@
-"""How far a backfill is: a folder wherever Spark may write, with the next offset of each partition.
+"""How far a backfill is: a directory wherever Spark may write, with the next offset of each partition.
 
-Each note is a file of its own, with a number as its name. The whole note with the highest number counts; the few before
+Each note is a separate file, with a number as its name. The whole note with the highest number counts; the few before
 it are deleted. If a process dies while it writes a note, the note before counts. A note is on the disk before another
 one is deleted. No file is written twice: a second run with the same checkpoint finds its number taken, and ends.
 """
@@ -32,7 +32,7 @@ class Progress:
 
     Attributes:
         positions: by partition of the source, the offset below which all records are done.
-        ends: by partition of the sink that was written to, the offset behind the last record.
+        ends: by partition of the output topic that was written to, the offset behind the last record.
         marks: by partition of the source, a record that was read; see `jobs.copying.forms.Mark`.
     """
 
@@ -42,7 +42,7 @@ class Progress:
 
 
 class Checkpoint:
-    """The notes of one backfill. Not for several threads at once.
+    """The notes of one backfill. Not thread-safe.
 
     Args:
         spark: the session.
@@ -64,7 +64,7 @@ class Checkpoint:
         """The last note; None if there is none yet.
 
         Raises:
-            ConfigurationError: the folder belongs to something else, no note in it is whole, or one cannot be read.
+            ConfigurationError: the directory belongs to something else, no note in it is whole, or one cannot be read.
         """
         names = self._files.names(self._folder)
         numbers = [int(name) for name in names if name.isdecimal()]
@@ -87,7 +87,7 @@ class Checkpoint:
         """Writes a note.
 
         Raises:
-            JobFailedError: another run has written one meanwhile.
+            JobFailedError: another run has written one in the meantime.
         """
         self._last += 1
         note = {

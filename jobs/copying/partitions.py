@@ -42,7 +42,7 @@ class Backfill:
         positions: by partition, the offset below which all records are done.
         ends: by partition, the offset where the run ends: the end of the source when the run began.
         began: how many offsets were not done when the run began.
-        sink_ends: by partition of the sink, the offset behind the last record that was written.
+        sink_ends: by partition of the output topic, the offset behind the last record that was written.
         marks: by partition of the source, the mark of a record that was read.
         started: `time.monotonic()` of the beginning.
     """
@@ -102,7 +102,7 @@ def run(
         _begin(settings, found, there, sink, progress)
         if checkpoint is not None and not settings.dry_run and found.left:
             checkpoint.save(Progress(found.positions, found.sink_ends, found.marks))
-        # By key, the other partitions write there too, and a receipt from before the sink was made anew looks right.
+        # By key, the other partitions write there too, and a receipt from before it was created again looks right.
         began = progress is None and not settings.by_key
         _Run(spark, settings, sink, found, None if settings.dry_run else checkpoint, stop, show, began=began).run()
     except SPARK_ERRORS as error:
@@ -127,7 +127,7 @@ def _check_topics(settings: BackfillSettings, there: Mapping[int, Bounds], sink:
 def _begin(
     settings: BackfillSettings, found: Backfill, there: Mapping[int, Bounds], sink: SinkTopic, progress: Progress | None
 ) -> None:
-    """Fills in where each partition begins and ends; raises if source, sink and checkpoint do not fit together."""
+    """Fills in where each partition begins and ends; raises if source, output and checkpoint do not match."""
     topic = settings.source.topic
     if progress is None:
         if any(sink.ends.values()) and not settings.append and not settings.dry_run:
@@ -223,7 +223,7 @@ class _Run:
     def _done(self, range_: OffsetRange) -> Outcome:
         self._context.setJobDescription(f"partition {range_.partition} from offset {range_.start}")
         one = self._context.parallelize([range_], 1)
-        # A checkpoint that begins with an empty sink, or has written the partition, has given its receipt.
+        # A checkpoint that begins with an empty output topic, or has written the partition, has given its receipt.
         alone = not self._settings.append and (self._began or range_.partition in self._found.marks)
         settings = replace(self._settings, alone=alone, mark=self._found.marks.get(range_.partition))
         work, sink = self._work, self._sink

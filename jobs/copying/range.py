@@ -1,4 +1,4 @@
-"""One range of a backfill: a task reads it from a partition of the source, and writes it to the sink in order.
+"""One range of a backfill: a task reads it from a partition of the source, and writes it to the output topic in order.
 
 A range ends at its end offset, or earlier when the task has read enough. It is done when all of its records are
 acknowledged and committed, in one transaction. The checkpoint does not note it before. A task that repeats the range
@@ -54,7 +54,7 @@ class Source:
     """The topic to read, and how; goes to executors.
 
     Attributes:
-        client: how to reach the cluster, which has the sink, too.
+        client: how to reach the cluster, which has the output topic, too.
         consumer: arguments of aiokafka's consumer.
         topic: its name.
         inflater: how it refers to payloads, and the store.
@@ -79,14 +79,15 @@ class BackfillSettings:
     Attributes:
         source: what to read.
         sink: the topic to write.
-        checkpoint: the folder that remembers how far the job is; None for a dry run without one.
+        checkpoint: the directory with the job's progress; None for a dry run without one.
         offload: which values become references; None if none do. The job sets its `sink_limit_bytes`, and signs as the
-            source is signed, unless it has keys for the sink.
-        encryption: the keys `large.message.encryption.…` for the sink; None for those of the source.
-        by_key: whether a record goes to the partition of its key in the sink; else to the one with its own number.
+            source is signed, unless it has keys for the output topic.
+        encryption: the keys `large.message.encryption.…` for the output topic; None for those of the source.
+        by_key: whether a record goes to the partition of its key in the output topic; else to the one with its own
+            number.
         keep_references: whether a record that refers to a payload stays as it is, and so does the payload.
         keep_problems: whether a record that cannot be restored is written as it is; else it ends the job.
-        append: whether a new checkpoint may begin with a sink that has records.
+        append: whether a new checkpoint may begin with an output topic that has records.
         max_records: the most records of a range.
         max_bytes: the most bytes of a range, read or written, and one record.
         partitions_at_a_time: how many partitions are copied at a time; None for as many as the session has cores.
@@ -145,9 +146,9 @@ class Outcome:
     """The result of a range.
 
     Attributes:
-        next: all records below this offset are done: the sink has acknowledged them.
+        next: all records below this offset are done: the output topic has acknowledged them.
         tally: what was read and written.
-        ends: by partition of the sink that was written to, the offset behind the last record.
+        ends: by partition of the output topic that was written to, the offset behind the last record.
         error: why the range ended; None if nothing is wrong.
         mark: the mark of the last record that was read, if that is done.
     """
@@ -174,14 +175,15 @@ def copied(settings: BackfillSettings, sink: SinkTopic, range_: OffsetRange) -> 
             error = copy.run()
             return Outcome(copy.next, tally, copy.writer.ends, error, copy.mark())
     except WideloadError as exc:
-        # It is not known which of the last records the sink has, so the whole range counts as not done.
+        # It is not known which of the last records the output topic has, so the whole range counts as not done.
         return Outcome(range_.start, Tally(), {}, exc)
 
 
 def check_mark(log: Readable, range_: OffsetRange, mark: Mark) -> None:
     """Makes sure that the record at the offset of a mark is still the one that was read, if there is a record.
 
-    Nothing else tells of a log that was cut, or a topic that was made anew, and has more records by now than were read.
+    Only this detects a log that was truncated, or a topic that was created again, if it now has more records than were
+    read.
 
     Raises:
         JobFailedError: it is another record.
@@ -222,7 +224,7 @@ def _check_alone(receipt: Receipt, settings: BackfillSettings, range_: OffsetRan
 
 
 def scanned(settings: BackfillSettings, _: SinkTopic, range_: OffsetRange) -> Outcome:
-    """Reads a range, and counts what `copied` would do with its records. Makes no request to the store or the sink."""
+    """Reads a range, and counts what `copied` would do with its records. Makes no request to store or output topic."""
     tally = Tally()
     try:
         with closing(RangeReader(settings.source.client, **settings.source.consumer)) as reader:
@@ -290,8 +292,8 @@ class _Place:
     def after(self) -> int:
         """The next offset to read once this is done.
 
-        A chunk that ends messages without making one may have more to tell, so it is read again. A message that it
-        makes is the last of what it tells.
+        A chunk that ends messages without completing one may report more, so it is read again. A message that it
+        completes is the last that it reports.
         """
         return self.message.offset + 1 if self.message.problem is None else self.at
 
@@ -329,13 +331,13 @@ class _Copy:
             check_mark(self._log, self._range, self._settings.mark)
 
     def run(self) -> WideloadError | None:
-        """Copies up to the end of the range or the first error, and waits until the sink has acknowledged it.
+        """Copies up to the end of the range or the first error, and waits until the output topic has acknowledged it.
 
         Returns:
             The error that ended the range; None at its end.
 
         Raises:
-            WideloadError: the sink did not take the records.
+            WideloadError: the output topic did not take the records.
         """
         error: WideloadError | None = None
         try:
@@ -415,7 +417,7 @@ class _Copy:
     def _named(self, place: _Place) -> str:
         return named(self._range.topic, self._range.partition, place.message.offset)
 
-    # --- to the sink --------------------------------------------------------------------------------------------------
+    # --- to the output topic ------------------------------------------------------------------------------------------
 
     def _take(self, found: Offloaded[Inflated[_Place]]) -> WideloadError | None:
         """Writes a record; returns the error that ends the job, or None."""

@@ -1,7 +1,7 @@
 """What a transaction of a backfill says of the range that it wrote: committed or aborted with the range itself.
 
 It is the metadata of an offset, which the transaction commits for a group with the name of its transactional id. So
-whoever does the range again learns that it is done, also where nobody could note it in the checkpoint any more.
+a run that repeats the range learns that it is done, also where nobody could note it in the checkpoint any more.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Receipt:
         start: the first offset of the range.
         next: all records from there up to this offset are done.
         tally: what was read and written.
-        end: a partition of the sink that was written to, and the offset behind the last record; None if none was.
+        end: a partition of the output topic that was written to, and the offset behind the last record; None if none
+            was.
         mark: the mark of the last record that was read, if that is done.
     """
 

@@ -35,7 +35,7 @@ from transforms.record import RecordLike
 
 _BATCH_BYTES = 2**20
 _RECORD_BYTES = 64  # of memory, in addition to what is sent
-_ANSWER_S = 120.0  # Kafka's own `delivery.timeout.ms`; a batch that waits for its transaction would wait for ever
+_ANSWER_S = 120.0  # Kafka's own `delivery.timeout.ms`; a batch that waits for its transaction would wait forever
 _NO_TIMESTAMP = -1
 _CLOCKS_MS = 60_000  # by so much the clocks of brokers and tasks may differ
 
@@ -128,7 +128,7 @@ async def _sink_topic(client: ClientSettings, name: str) -> SinkTopic:
 
 
 class SinkWriter:
-    """Writes records in order and in one transaction, acknowledged by all replicas. Not for several threads at once.
+    """Writes records in order and in one transaction, acknowledged by all replicas. Not thread-safe.
 
     The records of a partition are handed over by the megabyte, once those before them are acknowledged: a task holds
     two or three megabytes of each partition, or as many records that are larger.
@@ -155,7 +155,7 @@ class SinkWriter:
         self._timeout_ms = timeout_ms
         self._records: dict[int, list[RecordLike]] = defaultdict(list)
         self._bytes: dict[int, int] = defaultdict(int)
-        # The loop has a thread of its own: it must go on while the task waits for the store.
+        # The loop has a separate thread: it must continue while the task waits for the store.
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, name="wideload-backfill", daemon=True)
         self._thread.start()
@@ -191,8 +191,8 @@ class SinkWriter:
     def receipt(self, topic: str, partition: int) -> Receipt | None:
         """The receipt of the last committed transaction with this id, for a partition of the source.
 
-        None if there is none, or the sink is no longer the topic that it was given for. The writers before this one
-        can commit nothing any more.
+        None if there is none, or the output topic is no longer the topic that it was given for. The writers before
+        this one can commit nothing any more.
 
         Raises:
             ConfigurationError: the group may not be read.
@@ -284,12 +284,12 @@ class SinkWriter:
         if found is None or found.end is None:
             return found
         if found.end[0] not in self._topic.ends:
-            return None  # the sink was created again
+            return None  # the output topic was created again
         sink = TopicPartition(self._topic.name, found.end[0])
         # Not to the first open transaction: by key, another task has one there, which may be older than the receipt.
         async with topic_consumer(self._client, isolation_level="read_uncommitted") as consumer:
             ends = await consumer.end_offsets([sink])
-        return found if ends[sink] >= found.end[1] else None  # else the sink was created again
+        return found if ends[sink] >= found.end[1] else None  # else the output topic was created again
 
     def _run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()

@@ -22,13 +22,13 @@ def check_names(topics: Iterable[str], options: Mapping[str, str], topic_option:
 
     Args:
         topics: the topics that the job names.
-        options: of Spark's Kafka source or sink, as Spark takes them.
+        options: of Spark's Kafka source or Kafka sink, as Spark takes them.
         topic_option: the option that names the topics.
 
     Raises:
         ConfigurationError: a name is over its limit.
     """
-    # Spark ignores the case of its options, and gives Kafka's client their names in small letters.
+    # Spark ignores the case of its options, and passes their names to Kafka's client in lower case.
     lowered = {name.lower(): value for name, value in options.items()}
     enabled = lowered.get(LIMIT_OPTION, "true").lower() != "false"
     for kind, text, key, derived in _names(topics, lowered, topic_option):

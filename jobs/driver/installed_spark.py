@@ -12,7 +12,7 @@ from transforms.spark_release import SparkRelease, found_in, release_of
 
 
 def home() -> Path:
-    """Its folder: `SPARK_HOME`, else that of PySpark."""
+    """Its directory: `SPARK_HOME`, else that of PySpark."""
     return Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
 
 

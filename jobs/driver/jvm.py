@@ -56,13 +56,13 @@ class DeltaTable:
 
 
 def delta_table(spark: SparkSession, folder: str) -> DeltaTable:
-    """The Delta table in a folder that has a log.
+    """The Delta table in a directory that has a log.
 
     Raises:
         py4j.protocol.Py4JJavaError: its log cannot be read.
     """
     log = java_packages(spark).org.apache.spark.sql.delta.DeltaLog
-    log.clearCache()  # the session may remember a table that is deleted by now
+    log.clearCache()  # the session may remember a table that is now deleted
     session = spark._jsparkSession  # noqa: SLF001  # PySpark has no public name for it
     snapshot = log.forTable(session, folder).unsafeVolatileSnapshot()
     properties, transactions = snapshot.metadata().configuration().toSeq(), snapshot.setTransactions()
@@ -92,19 +92,19 @@ class Files:
         return str(files.makeQualified(location).toString())
 
     def exists(self, path: str) -> bool:
-        """Whether there is a file or a folder."""
+        """Whether there is a file or a directory."""
         files, location = self._locate(path)
         return bool(files.exists(location))
 
     def names(self, folder: str) -> list[str]:
-        """The names of the files and folders in a folder; empty if there is no such folder."""
+        """The names of the files and directories in a directory; empty if there is no such directory."""
         files, location = self._locate(folder)
         if not files.exists(location):
             return []
         return [str(status.getPath().getName()) for status in files.listStatus(location)]
 
     def any_name(self, folder: str, wanted: Callable[[str], bool]) -> bool:
-        """Whether a file or a folder in a folder has a wanted name; looks no further than the first."""
+        """Whether a file or a directory in a directory has a wanted name; looks no further than the first."""
         files, location = self._locate(folder)
         if not files.exists(location):
             return False
@@ -195,7 +195,7 @@ class Files:
         files.delete(location, False)
 
     def delete_folder(self, path: str) -> None:
-        """Deletes a folder with all that is in it, if there is one."""
+        """Deletes a directory with all that is in it, if there is one."""
         files, location = self._locate(path)
         files.delete(location, True)
 

@@ -79,13 +79,13 @@ def submitted() -> bool:
 
 
 def connector_jars(listed: str) -> tuple[str, ...]:
-    """The jars of a comma-separated list of files and folders, without those that PySpark ships itself.
+    """The jars of a comma-separated list of files and directories, without those that PySpark ships itself.
 
     If Ivy fetches the connector, it fetches Hadoop, Scala and more too. A second copy of a class in another class
     loader makes casts between the two fail.
 
     Raises:
-        ConfigurationError: an entry does not exist, a folder holds no jar, or a jar is for another Scala.
+        ConfigurationError: an entry does not exist, a directory holds no jar, or a jar is for another Scala.
     """
     shipped = {path.name for path in home().glob("jars/*.jar")}
     jars: list[Path] = []
@@ -197,7 +197,7 @@ def require_class(spark: SparkSession, name: str, option: str, what: str, packag
 def _share_code(spark: SparkSession) -> None:
     """Lets Python workers on this machine import the same code as this process, wherever the process was started.
 
-    On a cluster `--py-files` does so. Workers there do not have this process's folder, and ignore it.
+    On a cluster `--py-files` does so. Workers there do not have this process's directory, and ignore it.
     """
     environment = spark.sparkContext.environment
     given = environment.get("PYTHONPATH")

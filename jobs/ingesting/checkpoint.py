@@ -1,7 +1,7 @@
 """One checkpoint, one output, one subscription: exactly-once depends on this tie.
 
 Spark keeps the offsets in the checkpoint and the list of whole files in the output (`_spark_metadata`; for Delta, the
-table's log). It counts both by batch number, and does not tie one to the other. If the output is gone, Spark goes on
+table's log). It counts both by batch number, and does not tie one to the other. If the output is gone, Spark continues
 behind the last offset, and the records before it are missing. With a fresh checkpoint and an old output it silently
 skips batch 0, as if it were written already. With the checkpoint of another topic it reads offsets that mean nothing.
 So the job notes in checkpoint and output what belongs together, compares the numbers of their batches, and refuses the
@@ -49,7 +49,8 @@ class Checkpoint:
     def bind_topics(self, now: Mapping[str, str]) -> None:
         """Notes the ids of the topics, or makes sure that they are still the same.
 
-        Spark keeps names and offsets alone. It would go on in a topic that was created again, once that is long enough.
+        Spark keeps names and offsets alone. It would continue in a topic that was created again, once that is long
+        enough.
 
         Args:
             now: the ids by topic.
@@ -220,6 +221,6 @@ def _clear(files: Files, output: Output, settings: IngestSettings) -> None:
             f"{settings.output} contains rows, which would be written again; move it away or delete it first",
         )
     output.forget()
-    files.delete(f"{settings.checkpoint}/metadata")  # first: without it no run goes on if this one is killed here
+    files.delete(f"{settings.checkpoint}/metadata")  # first: without it no run continues if this one is killed here
     for name in _OF_SPARK:
         files.delete_folder(f"{settings.checkpoint}/{name}")

@@ -45,14 +45,14 @@ class IngestSettings:
         client: how to reach the cluster without Java; None if only Java can log in.
         topics: topics to read; or
         subscribe_pattern: a Java regular expression for their names, new ones included.
-        once: read up to the current end, then stop; else go on until stopped.
+        once: read up to the current end, then stop; otherwise run until stopped.
         trigger_seconds: time from one micro-batch to the next; with 0 each begins when the one before it ends.
         starting_offsets: where a new checkpoint begins: `earliest`, `latest` or Spark's JSON of offsets.
         max_offsets_per_trigger: the most records in one micro-batch; 0 for no limit.
         min_partitions: the least number of tasks, by splitting Kafka's partitions; None for one task a partition.
         row_group_bytes: size of a Parquet row group, stored bytes.
         format: the format of the output.
-        partition_by: columns that make its folders; `date` and `hour` are those of the timestamp in UTC.
+        partition_by: columns that make its directories; `date` and `hour` are those of the timestamp in UTC.
         value: the format of the values.
         rebuild: forget what an earlier run wrote, if the output has no rows any more, and restart.
         fail_on_data_loss: fail if Kafka has deleted records before they were read.

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 JSON_OPTIONS = MappingProxyType({"mode": "PERMISSIVE", "maxStringLen": str(2**31 - 1)})
-"""The options with which `from_json` reads values, in addition to the name of its own field."""
+"""The options with which `from_json` reads values, in addition to the name of its field."""
 
 _TEXTS = (T.StringType, T.CharType, T.VarcharType)
 _NOT_TEXT = ("-", "+", "{", "[", *"0123456789")  # how all else begins, but these words

@@ -23,14 +23,14 @@ from transforms.text import printable
 _MOST_DEPTH = 64
 # jsonschema takes 3 seconds for a MiB of plain numbers.
 _SCHEMA_SECONDS, _SECONDS, _SECONDS_OF_A_BYTE = 10.0, 1.0, 30 / 2**20
-# RE2's program and the states that it keeps; an expression of 200 times any letter of Unicode takes 3 MB.
+# RE2's program and the states that it keeps; an expression of 200 times any Unicode character class takes 3 MB.
 _MOST_EXPRESSION_BYTES = 2**22
 _ESCAPED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
 _SIMPLE = {"string": T.StringType(), "integer": T.LongType(), "number": T.DoubleType(), "boolean": T.BooleanType()}
 
 
 class _TimeIsUpError(BaseException):
-    """No `Exception`: code that handles those would take it for an error of its own."""
+    """No `Exception`: code that handles those would mistake it for one that it has caused."""
 
 
 def within(seconds: float, work: Callable[[], object], what: str = "") -> None:

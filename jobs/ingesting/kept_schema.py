@@ -53,7 +53,7 @@ def check(option: str, before: DataType, now: DataType, *, widens: bool, checkpo
         before: the type of the values that are written.
         now: that of the values to come.
         widens: whether the output may have wider types.
-        checkpoint: the folder, for the message.
+        checkpoint: the directory, for the message.
         output: the same.
 
     Raises:

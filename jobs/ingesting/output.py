@@ -39,8 +39,8 @@ _US_AN_HOUR = 3_600_000_000
 class Output:
     """An output, as it is now. A Delta table's log names each query that writes, with its last batch.
 
-    A folder of Parquet files has Spark's own list of them (`_spark_metadata`), and a mark of this job. Names that begin
-    with `_` are no data for Spark, Hive and Arrow.
+    A directory of Parquet files has Spark's own list of them (`_spark_metadata`), and a mark of this job. Names that
+    begin with `_` are not data for Spark, Hive and Arrow.
 
     Args:
         spark: the session.
@@ -113,7 +113,7 @@ class Output:
             ) from exc
 
     def claim(self, owner: str, checkpoint: str) -> None:
-        """Marks the output, so that of two runs that begin at the same time only one goes on.
+        """Marks the output, so that of two runs that begin at the same time only one continues.
 
         Raises:
             ConfigurationError: it has the mark of another checkpoint.
@@ -152,8 +152,8 @@ class Output:
 def write(rows: DataFrame, settings: IngestSettings, *, until_end: bool) -> StreamingQuery:
     """Starts to write `rows`, up to the current end of the source or until the query is stopped.
 
-    The settings of the formats go into the session (a user's own `--conf` stays): Spark's file sink does not hand the
-    options of a stream to Parquet.
+    The settings of the formats go into the session (a user's own `--conf` stays): Spark's file sink does not
+    hand the options of a stream to Parquet.
     """
     conf, context = rows.sparkSession.conf, rows.sparkSession.sparkContext
     options = {**_PARQUET}

@@ -1,6 +1,6 @@
-"""Protobuf with a schema of a registry, as JSON that Spark takes apart.
+"""Protobuf with a schema of a registry, as JSON that Spark parses.
 
-A value is read with the table's schema: Protobuf tells fields by number, so that older and newer values fit, and
+A value is read with the table's schema: Protobuf identifies fields by number, so that older and newer values fit, and
 renamed fields too. The schema of its id says which message it is: the framing has its place in that schema's file.
 """
 
@@ -181,7 +181,7 @@ def _is_map(field: FieldDescriptor) -> bool:
 
 
 def _json(message: Any, left: list[int]) -> dict[str, Any]:
-    """The fields for JSON; one that is not set is left out if Protobuf tells that apart from its default."""
+    """The fields for JSON; one that is not set is left out if Protobuf distinguishes that from its default."""
     fields = message.DESCRIPTOR.fields
     left[0] -= len(fields)
     if left[0] < 0:
@@ -194,7 +194,7 @@ def _json(message: Any, left: list[int]) -> dict[str, Any]:
             known = field.enum_type.values_by_number.get(value)
             return known.name if known is not None else str(value)
         if isinstance(value, bytes):
-            # proto2 takes a string that is no UTF-8, and then gives its bytes.
+            # proto2 accepts a string that is not UTF-8, and then returns its bytes.
             return value.decode() if field.type == FieldDescriptor.TYPE_STRING else base64.b64encode(value).decode()
         return value
 

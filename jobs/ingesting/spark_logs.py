@@ -65,7 +65,7 @@ def batches(files: Files, checkpoint: str, *, may_lose: bool) -> Batches:
 
     Args:
         files: the files of the session.
-        checkpoint: the folder.
+        checkpoint: the directory.
         may_lose: whether a topic may have been created again or deleted, so that its offsets may go back or end.
 
     Raises:
@@ -97,7 +97,7 @@ def batches(files: Files, checkpoint: str, *, may_lose: bool) -> Batches:
 
 
 def newest(files: Files, folder: str) -> int:
-    """The highest number of a batch in the folder of a log; `NONE` if there is none."""
+    """The highest number of a batch in the directory of a log; `NONE` if there is none."""
     return max(_numbers(files, folder), default=NONE)
 
 

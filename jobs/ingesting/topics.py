@@ -23,10 +23,10 @@ _INTERNAL = ("__consumer_offsets", "__share_group_state", "__transaction_state")
 
 
 class Topics:
-    """The topics of a run, looked at when it begins and while it goes on. Where only Java can log in, there are none.
+    """The topics of a run, checked when it begins and while it runs. Where only Java can log in, there are none.
 
-    Spark goes on in a topic that was created again. So micro-batches since the last look may have records of both, but
-    no run ends without a word on it.
+    Spark continues in a topic that was created again. So micro-batches since the last look may have records of both,
+    but no run ends without a word on it.
 
     Args:
         spark: the session.

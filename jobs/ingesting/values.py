@@ -1,6 +1,6 @@
 """The content of values: text, JSON or Avro, parsed by Spark's own functions; a registry's values are made so first.
 
-A value that does not fit its format is a failure, or its bytes are kept in a column of their own; no value is lost, and
+A value that does not fit its format is a failure, or its bytes are kept in a separate column; no value is lost, and
 none is parsed in part. A tombstone stays one.
 """
 
@@ -140,7 +140,7 @@ def _json(text: str) -> Any:
 
 
 def parsed(rows: DataFrame, form: ValueForm) -> DataFrame:
-    """`rows` with `value` parsed as `form` says, and with the column `CORRUPT` if bad values are no failure.
+    """`rows` with `value` parsed as `form` says, and with the column `CORRUPT` if bad values are not a failure.
 
     Raises:
         ConfigurationError: the schema is wrong, or Spark cannot read Avro.
@@ -189,7 +189,7 @@ def is_utf8(content: Column) -> Column:
     """Whether bytes are text in UTF-8."""
     if hasattr(F, "is_valid_utf8"):
         return F.is_valid_utf8(content.cast("string"))
-    # Spark 3.5 decodes what is no UTF-8 too, to other characters.
+    # Spark 3.5 decodes what is not UTF-8 too, to other characters.
     return F.encode(F.decode(content, "UTF-8"), "UTF-8") == content
 
 
@@ -214,7 +214,7 @@ def _record(rows: DataFrame, form: ValueForm, content: Column) -> tuple[DataFram
     require_class(rows.sparkSession, avro, "--value-format", "Avro", release().avro)
     schema = form.avro_schema()
     # Spark makes a record of nulls of a value that it cannot read; a record whose fields are all null looks the same.
-    # One more field, which the reader fills in, tells the two apart.
+    # One more field, which the reader fills in, distinguishes the two.
     mark = {"name": _MARK, "type": ["boolean", "null"], "default": True}
     reader = json.dumps({**schema, "fields": [*schema["fields"], mark]})
     body, framed = content, F.lit(True)

@@ -58,7 +58,7 @@ class SparkEngine:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with suppress(*SPARK_ERRORS):  # an error of its own would hide the first one
+        with suppress(*SPARK_ERRORS):  # another error would hide the first one
             for frame in self._frames:
                 frame.unpersist()
 
@@ -98,12 +98,12 @@ class SparkEngine:
         return [pickle.loads(row["result"]) for row in rows]  # noqa: S301  # executors run the same code
 
     def check_new(self, path: str) -> None:
-        """See `Engine`; the path is a folder, as Hadoop reads it."""
+        """See `Engine`; the path is a directory, as Hadoop reads it."""
         if Files(self._spark).exists(path):
             raise ConfigurationError("--report", f"{path} already exists; specify a new directory")
 
     def save(self, frame: DataFrame, path: str) -> None:
-        """Writes a folder of Parquet."""
+        """Writes a directory of Parquet."""
         frame.write.mode("errorifexists").parquet(path)
 
     def _made(self, rows: DataFrame, work: Callable[[_Batches], Iterator[Row]], columns: str) -> DataFrame:
@@ -113,7 +113,7 @@ class SparkEngine:
         return frame
 
     def _tasks(self) -> str:
-        """How many tasks of the active stages of Spark are done."""
+        """How many tasks of Spark's active queries are done."""
         tracker = self._spark.sparkContext.statusTracker()
         stages = [info for each in tracker.getActiveStageIds() if (info := tracker.getStageInfo(each)) is not None]
         done, tasks = sum(info.numCompletedTasks for info in stages), sum(info.numTasks for info in stages)

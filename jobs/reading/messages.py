@@ -1,11 +1,11 @@
 """The messages of a range of offsets: ordinary records, and chunks put together, even if they begin before the range.
 
-A message of chunks belongs to the range that holds its last chunk. So adjoining ranges give each message once, whoever
-reads them and when, and a stream keeps nothing but its offsets. If the range holds a chunk but not the first chunk of
-its message, that is looked for before the range: first which chunks are there, some hundred offsets at a time, then
-those of this message are read. The result is kept for the next such chunk, so that no record before the range is read
-much more than twice, however many messages are interleaved. A message whose last chunk is behind the range is left to
-the next range.
+A message of chunks belongs to the range that holds its last chunk. Adjoining ranges therefore contain each message
+once, no matter who reads them and when, and a stream keeps nothing but its offsets. If the range holds a chunk but not
+the first chunk of its message, that is looked for before the range: first which chunks are there, some hundred offsets
+at a time, then those of this message are read. The result is kept for the next such chunk, so that no record before
+the range is read much more than twice, however many messages are interleaved. A message whose last chunk is behind the
+range is left to the next range.
 """
 
 from __future__ import annotations

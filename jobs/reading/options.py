@@ -249,7 +249,7 @@ def _inflater(own: Mapping[str, Any], given: dict[str, str]) -> InflaterSettings
 
 
 def _unknown(name: str, known: Mapping[str, str]) -> ConfigurationError:
-    """The error for an option that is nobody's; Spark gives all names in small letters, `known` has them as written."""
+    """The error for an option that is nobody's; Spark passes all names in lower case, `known` has them as written."""
     near = nearest(name, known)
     hint = "" if near is None else f"; did you mean {known[near]}?"
     return ConfigurationError(name, f"is not a known option{hint}")

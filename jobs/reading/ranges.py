@@ -152,7 +152,7 @@ def advanced(start: Positions, found: Mapping[Place, Bounds], limit: int | None)
     waiting = {place: bounds.end - begin[place] for place, bounds in found.items()}
     total = sum(waiting.values())
     if limit is not None and total > limit:
-        # A partition with any records goes on by one offset at least, or it might never go on.
+        # A partition with any records advances by at least one offset, or it might never advance.
         waiting = {place: min(number, max(1, number * limit // total)) for place, number in waiting.items()}
     return {**start, **{place: begin[place] + waiting[place] for place in found}}
 

@@ -1,6 +1,6 @@
 """Kafka records as rows of Arrow's batches: taken out of a batch, put into one, and gathered into batches.
 
-A large value makes a batch of its own, whose bytes are not copied; small values share one.
+A large value makes a separate batch, whose bytes are not copied; small values share one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LAST_MS = (2**63 - 1) // 1_000
 _INPUT_BYTES_KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
 _INPUT_ROWS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _INPUT_ROWS = 16  # a batch costs some 100 µs; with Spark's own 10,000 rows, values of 200 KB would be 2 GB
-_TOGETHER_BYTES = 2**20  # a batch costs some 100 µs, which is little beside so many bytes
+_TOGETHER_BYTES = 2**20  # a batch costs some 100 µs, which is little compared with so many bytes
 _OFFSET_BYTES = 4
 
 

@@ -1,8 +1,8 @@
 """Payloads in place of references: several downloads at a time, in order, within a limit of bytes.
 
 This runs on executors. A task has one `Inflater`, and so one client of the store. Bytes are counted before a download:
-the reference says the size. The seed's own format and bakdata's say none; then a download that proves to be larger than
-its share is broken off before the body is read, and starts again when no other download runs.
+the reference says the size. KIP-1159's own format and bakdata's have none; then a download that proves to be larger
+than its share is broken off before the body is read, and starts again when no other download runs.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ _Entry = tuple[Inflated[Place], Referring | None]
 
 
 class Inflater:
-    """Restores the records of one task. Not for several threads at once.
+    """Restores the records of one task. Not thread-safe.
 
     Args:
         settings: what to do.
@@ -129,7 +129,7 @@ class Inflater:
     def inflated(
         self, records: Iterable[tuple[Place, RecordLike, Problem | None]], where: Callable[[Place], str]
     ) -> Iterator[Inflated[Place]]:
-        """Every record, in order. Downloads go on while the caller is at work.
+        """Every record, in order. Downloads continue while the caller is at work.
 
         Args:
             records: each with a place of the caller's. Chunks, and records that have a problem already, are left alone.

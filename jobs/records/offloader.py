@@ -82,7 +82,7 @@ class Offloaded(Generic[Place]):
 
 
 class Offloader:
-    """Offloads the records of one task. Not for several threads at once.
+    """Offloads the records of one task. Not thread-safe.
 
     Args:
         settings: what to do.
@@ -106,7 +106,7 @@ class Offloader:
     def offloaded(
         self, records: Iterable[tuple[Place, RecordLike, str | None]], where: Callable[[Place], str]
     ) -> Iterator[Offloaded[Place]]:
-        """Every record, in order. Uploads go on while the caller is at work.
+        """Every record, in order. Uploads continue while the caller is at work.
 
         Args:
             records: each with a place of the caller's, and the topic that it goes to; None to leave it alone.

@@ -31,7 +31,7 @@ class Window:
         self._pool.shutdown(cancel_futures=True)
 
     def in_order(self, tasks: Iterable[Task[Item]]) -> Iterator[Item]:
-        """Every item after its work, in the order of `tasks`. Work goes on while the caller is busy.
+        """Every item after its work, in the order of `tasks`. Work continues while the caller is busy.
 
         Raises:
             Exception: what the work of an item raised, when it is the item's turn.

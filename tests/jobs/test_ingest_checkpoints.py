@@ -147,7 +147,7 @@ def test_output_that_is_not_the_checkpoints(
             put("out/_wideload.json", ""),
             "is damaged; it contains the id of the checkpoint; delete it if no other ingest writes there",
         ),
-        (again, drop(), "--rebuild: F/out holds rows"),
+        (again, drop(), "--rebuild: F/out contains rows"),
         (settings("else", rebuild=True), drop(), f"belongs to source {topic}, this is source else"),
         (again, drop("out", "checkpoint/wideload.json"), "was not made by this job"),
     ]
@@ -185,7 +185,7 @@ def test_output_that_is_not_the_checkpoints(
     bind(spark, chosen)  # as it was, it is right
     no_rows(Pair(Path(chosen.checkpoint), Path(chosen.output)))
     assert ingest(spark, again).rows == 5
-    told = f"ingest: starts again, and reads 5 offsets by partition ({topic} 0: 0 to 5)"
+    told = f"ingest: starts over, and reads 5 offsets by partition ({topic} 0: 0 to 5)"
     assert told in capsys.readouterr().err.splitlines()
     assert [bytes(row.value) for row in written(spark, chosen)] == [b"v%d" % n for n in range(5)]
 
@@ -209,7 +209,7 @@ def test_two_first_runs_at_once(
         bind(spark, second)
     bind(spark, first)  # again, as after a kill
     bind(spark, replace(second, rebuild=True))
-    with pytest.raises(ConfigurationError, match=r"kept for another checkpoint than \S+/c1"):
+    with pytest.raises(ConfigurationError, match=r"reserved for another checkpoint than \S+/c1"):
         bind(spark, first)
     assert ingest(spark, second).rows == 3
 
@@ -231,9 +231,9 @@ def test_delta_table_that_is_not_the_checkpoints(
         spark.sql(f"CREATE TABLE delta.`{pair.output}` (key BINARY, value BINARY) USING delta")
 
     for change in (methodcaller("drop", "out"), no_rows, another):
-        assert "--output: F/out is missing or empty, or another one" in refused(spark, chosen, change)
+        assert "--output: F/out is missing or empty, or is another one" in refused(spark, chosen, change)
     for change in (methodcaller("drop"), no_rows):  # its log names them
-        assert "--rebuild: F/out holds rows" in refused(spark, again, change)
+        assert "--rebuild: F/out contains rows" in refused(spark, again, change)
     shutil.rmtree(chosen.output)
     assert ingest(spark, again).rows == 2
     assert len(written(spark, chosen)) == 2
@@ -259,11 +259,11 @@ def test_checkpoint_of_before(spark: SparkSession, broker: str, make_topic: Make
 def test_what_begins_anew_is_told() -> None:
     """The sentence has how much is read, from where to where, and which partitions have lost their beginning."""
     assert sentence({("t", 0): 0}, {("t", 0): Bounds(0, 1200)}) == (
-        "starts again, and reads 1,200 offsets by partition (t 0: 0 to 1,200)"
+        "starts over, and reads 1,200 offsets by partition (t 0: 0 to 1,200)"
     )
     said = sentence({("t", 0): 0, ("t", 1): 7}, {("t", 0): Bounds(0, 1), ("t", 1): Bounds(7, 7)})
     assert said == (
-        "starts again, and reads 1 offsets by partition (t 0: 0 to 1, t 1: 7 to 7); the first records of 1 of 2 "
+        "starts over, and reads 1 offsets by partition (t 0: 0 to 1, t 1: 7 to 7); the first records of 1 of 2 "
         "partitions are no longer in Kafka, and the new output lacks them: t 1"
     )
     many = {("t", n): Bounds(0, 1) for n in range(30)}
@@ -271,15 +271,15 @@ def test_what_begins_anew_is_told() -> None:
 
 
 def test_checkpoint_among_the_rows(spark: SparkSession, settings: Settings, tmp_path: Path) -> None:
-    """A new checkpoint is not the output itself, nor a folder of its rows; a hidden folder in it will do.
+    """A new checkpoint is not the output itself, nor a directory of its rows; a hidden folder in it will do.
 
     Nor is the output in the checkpoint, where Spark may have a folder of that name.
     """
     output, checkpoint = tmp_path / "out", tmp_path / "checkpoint"
     for place, missing, refusal in (
-        (output, output, r"^--checkpoint: \S+ is the output itself, or a folder of its rows"),
-        (output / "checkpoint", output, r"^--checkpoint: \S+ is the output itself, or a folder of its rows"),
-        (output / "topic=t/_checkpoint", output, r"^--checkpoint: \S+ is the output itself, or a folder of its rows"),
+        (output, output, r"^--checkpoint: \S+ is the output itself, or a directory of its rows"),
+        (output / "checkpoint", output, r"^--checkpoint: \S+ is the output itself, or a directory of its rows"),
+        (output / "topic=t/_checkpoint", output, r"^--checkpoint: \S+ is the output itself, or a directory of its"),
         (checkpoint / "state", checkpoint, r"^--output: \S+ is in the checkpoint"),
         (checkpoint / "rows/of/t", checkpoint, r"^--output: \S+ is in the checkpoint"),
     ):
