@@ -124,7 +124,7 @@ def test_avro_of_all_versions(
         ingest(spark, with_registry(settings(topic), registry, plain))
     assert str(failed.value).startswith(
         f"topic {topic} partition 0 offset 2: the value, {len(old) + 5} bytes, has schema id 99999, which the registry "
-        "does not have; --on-bad-value null goes on"
+        "does not have; --on-bad-value null continues"
     )
     lenient = with_registry(settings(topic), registry, ValueForm("avro", on_bad="null"))
     new = avro(grown, {"old": "o", "id": 2**40, "note": "n", "total": {"cents": 5}}, MONEY)

@@ -106,7 +106,7 @@ OPTIONS = {
         ({"subscribe": "t" * 250}, "subscribe: the topic name has 250 characters"),
         ({"kafka.client.id": "c" * 250}, r"kafka.client.id: the client id has 250 characters, allowed are 249"),
         ({"kafka.sasl.mechanisms": "PLAIN"}, r"did you mean kafka\.sasl\.mechanism\?"),
-        ({"startingOffset": "earliest"}, r"startingoffset: is not an option .*; did you mean startingOffsets\?"),
+        ({"startingOffset": "earliest"}, r"startingoffset: is not a known option; did you mean startingOffsets\?"),
         ({"onErorr": "null"}, r"did you mean onError\?"),
         ({"startingOffsets": "first"}, "startingOffsets: found 'first', allowed are earliest, latest and JSON"),
         ({"endingOffsets": "earliest"}, "endingOffsets: found 'earliest'"),
