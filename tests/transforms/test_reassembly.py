@@ -982,6 +982,32 @@ def test_move_behind_what_has_ended() -> None:
     reader.position = 3
     assert reader.machine.tick(99) == []
     assert reasons(reader.read()) == ["ab", "x"]
+    assert reader.machine.commit(0, 5) == (5, "")
+    other = Reader(UNLIMITED, log)
+    other.read(4)
+    other.machine.move(0, 1)
+    assert other.machine.pending == 0
+
+
+def test_move_counts_the_time_before_it() -> None:
+    """The message expires when its whole time is over."""
+    reader = Reader(Limits(expire_ms=100), logged([*letters("a", "ab")]))
+    reader.read(1)
+    assert reader.machine.tick(60) == []
+    reader.machine.move(0, 1)
+    assert [len(reader.machine.tick(ms)) for ms in (39, 1)] == [0, 1]
+
+
+def test_rest_of_a_slow_writer_settles_its_message() -> None:
+    """Begun twice and delivered once: noted in commits until the other writer has written its last chunk, too."""
+    first, last = letters("a", "ab")
+    middle = letters("b", "abc")
+    machine = Reassembly(UNLIMITED)
+    notes = []
+    for record in logged([first, first, last, last, middle[0], middle[0], *middle[1:], middle[1]]):
+        machine.receive(0, record)
+        notes.append(";torn=" in machine.commit(0, record.offset + 1)[1])
+    assert notes == [False, False, True, False, False, False, False, True, True]
 
 
 def test_beginnings_are_searched_as_far_as_there_is_a_log() -> None:
