@@ -318,7 +318,7 @@ def test_delta_refusals(
         ingest(spark, each)
     for chosen, form, refused in (
         (parquet, "delta", r"--format: .* contains files and is not a Delta table"),
-        (delta, "parquet", r"--format: .* is a Delta table, in which Parquet files alone"),
+        (delta, "parquet", r"--format: .* is a Delta table, in which separate Parquet files"),
         (delta, "delta", r"--checkpoint: .* was written with another .* be duplicated"),
     ):
         with pytest.raises(ConfigurationError, match=refused):

@@ -149,7 +149,7 @@ def test_output_that_is_not_the_checkpoints(
         ),
         (again, drop(), "--rebuild: F/out contains rows"),
         (settings("else", rebuild=True), drop(), f"belongs to source {topic}, this is source else"),
-        (again, drop("out", "checkpoint/wideload.json"), "was not made by this job"),
+        (again, drop("out", "checkpoint/wideload.json"), "was not created by this job"),
     ]
     for refusing, change, said in rows:
         assert said in refused(spark, refusing, change)
