@@ -1,4 +1,4 @@
-"""The table of `tests/words.py`: what it looks at, and that each exception is still needed."""
+"""The table of `tests/words.py`: pages and code use the field's words, and each exception is still needed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.words import PATTERNS, RIGHT, ROOT, found, main, prose
+from tests.words import PATTERNS, RIGHT, ROOT, WORDS, files, found, main, prose
+
+
+def test_pages_and_code_use_the_words_of_the_field() -> None:
+    """No word of the table is in a page, a docstring, a comment or a message."""
+    places = [
+        f"{path.relative_to(ROOT)}:{line}: {word} -> {WORDS[word]}: {text}"
+        for path in files()
+        for line, word, text in found(path)
+    ]
+    assert places == [], "\n".join(["", *places])
 
 
 @pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in RIGHT.items() for text in texts])
