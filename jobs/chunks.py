@@ -1,6 +1,6 @@
 """Chunks in a batch DataFrame: the messages that are whole, and a report of those that are not.
 
-`transforms.reassembly` assembles the chunks, one message at a time, on executors. So an executor needs `jobs` and
+`transforms.reassembly` assembles the chunks, one message at a time, on executors. An executor needs `jobs` and
 `transforms` (`--py-files`), but neither pandas nor PyArrow. No more than twice the limit of a message ever reaches
 Python, and nothing passes through the driver.
 

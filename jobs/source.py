@@ -83,8 +83,8 @@ class WideloadDataSource(DataSource):
 def read_available(start: Callable[[], StreamingQuery]) -> int:
     """Reads all available records in micro-batches within `maxOffsetsPerTrigger`; returns the number of micro-batches.
 
-    With `trigger(availableNow=True)` Spark runs one micro-batch of a Python data source, and ends. So this starts the
-    query again, on its checkpoint, until it finds nothing new.
+    With `trigger(availableNow=True)` Spark runs one micro-batch of a Python data source, and ends. `read_available`
+    starts the query again, on its checkpoint, until it finds nothing new.
 
     Args:
         start: starts the query with `availableNow` and a checkpoint, the same each time.

@@ -1,6 +1,6 @@
 """Topics that nobody has named, and whose records refer to payloads: the referencing topics that were forgotten.
 
-Only the newest records of each partition are read, and for a limited time. So a topic that is not found here may still
+Only the newest records of each partition are read, and for a limited time. A topic that is not found here may still
 refer to a payload; one that is found does.
 """
 

@@ -1,9 +1,9 @@
 """A backfill from beginning to end: its checks, the ranges of each partition, and the notes in the checkpoint.
 
 The ranges of a partition are done one after another; several partitions are done at a time, and do not wait for each
-other. A range is a Spark job of one task and one transaction. The checkpoint notes it when it is committed. So a run
+other. A range is a Spark job of one task and one transaction. The checkpoint notes it when it is committed. A run
 that ends, however it ends, leaves no gap, and the next run repeats at most the current range of each partition, unless
-that was committed: the transaction itself says so (`jobs.copying.receipt`). So readers with `read_committed` see no
+that was committed: the transaction itself says so (`jobs.copying.receipt`). Readers with `read_committed` see no
 repeated record.
 """
 

@@ -1,7 +1,7 @@
 """The topic that a backfill writes: how the cluster describes it, and the writer of a task.
 
-Spark's own Kafka sink keeps no timestamps, and does not limit how much of a partition a restart repeats. So tasks write
-with aiokafka, as the worker does, with one transaction for a range.
+Spark's own Kafka sink keeps no timestamps, and does not limit how much of a partition a restart repeats. Tasks therefore
+write with aiokafka, as the worker does, with one transaction for a range.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class SinkWriter:
     two or three megabytes of each partition, or as many records that are larger.
 
     A new writer ends the older writer with the same id, wherever that runs: the brokers abort its open transaction, and
-    take nothing more from it. So two tasks never write the same range side by side, not even when Spark has given up
+    take nothing more from it. Two tasks never write the same range side by side, not even when Spark has given up
     one of them and it still runs.
 
     Args:

@@ -77,7 +77,7 @@ def _whole(schema: Registered, kept: DataType | None = None) -> Any:
 class _Walk:
     """Looks at each named type once, whatever a schema says.
 
-    fastavro would follow a value as deep as it nests, and as often as its count says. So no type may contain itself,
+    fastavro would follow a value as deep as it nests, and as often as its count says. No type may contain itself,
     and no item may have a value that takes no byte.
     """
 

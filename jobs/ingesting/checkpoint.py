@@ -4,8 +4,8 @@ Spark keeps the offsets in the checkpoint and the list of whole files in the out
 table's log). It counts both by batch number, and does not tie one to the other. If the output is gone, Spark continues
 behind the last offset, and the records before it are missing. With a fresh checkpoint and an old output it silently
 skips batch 0, as if it were written already. With the checkpoint of another topic it reads offsets that mean nothing.
-So the job notes in checkpoint and output what belongs together, compares the numbers of their batches, and refuses the
-rest.
+The job therefore notes in checkpoint and output what belongs together, compares the numbers of their batches, and
+refuses the rest.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def _check_output(output: Output, found: Batches, owner: str | None, settings: I
         if output.owner() not in (owner, None):
             lacks = f"is another one than checkpoint {checkpoint} has written"
         elif there < found.written:
-            lacks = f"ends with batch {there}, and checkpoint {checkpoint} is further"
+            lacks = f"ends with batch {there}, but checkpoint {checkpoint} is ahead of it"
     if lacks is not None:
         raise ConfigurationError(
             "--output",

@@ -1,6 +1,6 @@
 """How the schema of values may change from one run to the next, so that the files of one output can be read together.
 
-A reader of Parquet takes one schema for all files. So a field may be added, and is null in the files before it; a field
+A reader of Parquet takes one schema for all files. A field may be added, and is null in the files before it; a field
 that changes its type or goes away would make the output unreadable, or hide what is in it. Spark does not merge INT
 with BIGINT, and takes the type of any one file. A Delta table has its types in its log, and may widen a column if its
 property says so (https://docs.delta.io/latest/delta-type-widening.html).

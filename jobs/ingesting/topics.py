@@ -25,7 +25,7 @@ _INTERNAL = ("__consumer_offsets", "__share_group_state", "__transaction_state")
 class Topics:
     """The topics of a run, checked when it begins and while it runs. Where only Java can log in, there are none.
 
-    Spark continues in a topic that was created again. So micro-batches since the last look may have records of both,
+    Spark continues in a topic that was created again. Micro-batches since the last look may have records of both,
     but no run ends without a word on it.
 
     Args:

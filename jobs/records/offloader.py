@@ -1,6 +1,6 @@
 """References in place of values: several uploads at a time, in order, within a limit of bytes.
 
-This runs on executors. The SHA-256 of a payload is its name. So if Spark runs a task again, or twice at a time, it
+This runs on executors. The SHA-256 of a payload is its name. If Spark runs a task again, or twice at a time, it
 writes the same objects and makes the same records.
 """
 

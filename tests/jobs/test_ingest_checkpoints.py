@@ -118,7 +118,7 @@ def test_output_that_is_not_the_checkpoints(
         (chosen, drop("out/_spark_metadata"), gone),
         (chosen, no_rows, gone),
         (chosen, copied, "--output: F/out is another one than"),
-        (chosen, drop("out/_spark_metadata/1"), "F/out ends with batch 0, and checkpoint F/checkpoint is further"),
+        (chosen, drop("out/_spark_metadata/1"), "F/out ends with batch 0, but checkpoint F/checkpoint is ahead of it"),
         (
             chosen,
             drop("checkpoint/offsets/1", "checkpoint/commits/1"),
