@@ -1,7 +1,7 @@
 """The topic that a backfill writes: how the cluster describes it, and the writer of a task.
 
-Spark's own Kafka sink keeps no timestamps, and does not limit how much of a partition a restart repeats. Tasks therefore
-write with aiokafka, as the worker does, with one transaction for a range.
+Spark's own Kafka sink keeps no timestamps, and does not limit how much of a partition a restart repeats. Tasks
+therefore write with aiokafka, as the worker does, with one transaction for a range.
 """
 
 from __future__ import annotations
