@@ -152,7 +152,7 @@ def _message(file: FileDescriptor, place: tuple[int, ...]) -> Descriptor:
     found, inside = None, list(file.message_types_by_name.values())
     for index in place:
         if not 0 <= index < len(inside):
-            raise BadValueError(f"has no message at {list(place)} of it")
+            raise BadValueError(f"has no message with the indexes {list(place)}")
         found = inside[index]
         inside = found.nested_types
     assert found is not None
