@@ -15,7 +15,7 @@ from tests.faults.proxy import keeping_rules
 from tests.integration.command_line import lines, wideload
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import WorkerProcess, toml, until
-from tests.s3_server import S3Server
+from tests.s3_server import S3Server, free_port
 
 pytestmark = pytest.mark.s3
 
@@ -28,7 +28,7 @@ class Place:
 
     def __init__(self, broker: str, make_topic: MakeTopic, folder: Path, found: S3Server) -> None:
         self.folder = folder
-        self.worker = {"bootstrap.servers": broker}
+        self.worker = {"bootstrap.servers": broker, "web.port": free_port()}
         self.make_topic = make_topic
         self.store = {S3: "s3", **found.config("p")}
         self.raw = make_topic()

@@ -114,7 +114,7 @@ def test_offload_by_the_sinks_limit(spark: SparkSession, store: dict[str, object
         ("value binary", {"topic": "no topic"}, "topic: found 'no topic'"),
         ("value binary", {"compression": "rar"}, "compression: found 'rar', allowed are gzip"),
         ("value binary", {"on_reference": "drop"}, "on_reference: found 'drop', allowed are offload, fail, pass"),
-        ("value binary", {"large.message.id.generator": "uuid"}, "must be sha256: Spark runs tasks again"),
+        ("value binary", {"large.message.id.generator": "uuid"}, "must be sha256: Spark may repeat tasks"),
         ("value binary", {"filesystem.rot": "x"}, "did you mean filesystem.root"),
         ("value binary", {"topic": None}, "no column topic"),
         ("value bigint", {}, "column value is bigint"),
