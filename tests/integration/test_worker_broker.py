@@ -137,8 +137,9 @@ def test_broker_that_is_not_where_it_says() -> None:
         document = {"bootstrap.servers": broker.bootstrap_servers, "pipeline": {"offload": pipeline}}
         with pytest.raises(ConfigurationError) as refused:
             asyncio.run(check(parse(document, {})))
-    assert f"reports that the brokers are at {nowhere}, where none can be reached: C" in str(refused.value)
-    assert "correct advertised.listeners" in str(refused.value)
+    found = str(refused.value)
+    assert f"reports that the brokers are at {nowhere}, where none can be reached: ConnectionRefused" in found
+    assert "correct advertised.listeners" in found
 
 
 def test_worker_waits_for_brokers_at_its_start(broker: str, make_way: MakeWay) -> None:
