@@ -398,7 +398,7 @@ def test_a_forked_process_is_told(gcs: CloudServer) -> None:
             try:
                 store.download(path)
             except PayloadStoreError as exc:
-                os._exit(7 if "start processes by spawn" in str(exc) and not exc.retriable else 8)
+                os._exit(7 if "use the start method spawn or forkserver" in str(exc) and not exc.retriable else 8)
             os._exit(9)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
         assert store.download(path) == b"data"
