@@ -26,7 +26,7 @@ log = logging.getLogger(logger_name(__name__))
 
 Transform = Literal["offload", "inflate", "dead-letter", "client"]
 
-GROWS = "payloads stay until a sweep deletes those without a record, so it grows without limit unless one is scheduled"
+GROWS = "payloads stay until a sweep deletes those without a record, so it grows unless a sweep is scheduled"
 """What a store without expiry rules does."""
 
 _ADVISED = frozenset({"missing", "too-short", "too-long", "forbidden"})

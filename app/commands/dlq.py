@@ -220,7 +220,7 @@ def _report(pipeline: PipelineSettings, tally: Tally, group: str, *, yes: bool, 
             "dry_run": not yes,
             "replayed" if yes else "would_replay": tally.replayed,
             "targets": [
-                {"topic": topic, "partition": partition, "letters": count}
+                {"topic": topic, "partition": partition, "records": count}
                 for (topic, partition), count in sorted(tally.targets.items())
             ],
             "errors": dict(sorted(tally.errors.items())),

@@ -176,7 +176,7 @@ def check_replayed_again(desk: Desk) -> None:
     told = run("dlq", "replay", "--max-replays", 1, "-c", desk.config)[2]
     assert told.startswith("wideload: nothing would be replayed: all 6 records were skipped: replayed 1 times already")
     to = desk.replay("--max-replays", 2, "--to", desk.orders, "--partition", 0, "--limit", 1, "--yes")
-    assert (to["replayed"], to["targets"]) == (1, [{"topic": desk.orders, "partition": 0, "letters": 1}])
+    assert (to["replayed"], to["targets"]) == (1, [{"topic": desk.orders, "partition": 0, "records": 1}])
     (record,) = read_all(desk.broker, desk.orders)[0]
     assert (record.key, record.headers) == (b"k", (("wideload.replays", b"2"), *ODD))
 
