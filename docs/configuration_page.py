@@ -52,44 +52,45 @@ _INTRODUCTION = f"""\
 
 # Configuration
 
-One file configures a worker. It is passed with `wideload worker -c wideload.toml`, or with `WIDELOAD_CONFIG` to
-`faust -A wideload.worker worker`. `wideload check -c wideload.toml` checks whether the worker would start, and
-`wideload check --print` prints the configuration with all defaults.
+A worker is configured by a single file. Pass it with `wideload worker -c wideload.toml`, or in the environment variable
+`WIDELOAD_CONFIG` if you start the worker with `faust -A wideload.worker worker`. `wideload check -c wideload.toml`
+checks whether the worker would start, and `wideload check --print` prints the configuration including all defaults.
 
 ```toml
 {EXAMPLE}```
 
 ## The format of the file
 
-The file is [TOML](https://toml.io). Property names are dotted, as in Kafka and Kafka Connect. `s3.bucket = "a"`, and a
-table `[pipeline.NAME.s3]` with `bucket = "a"`, are equivalent. If a name is also the prefix of another one, put it in
-quotes: `"s3.sse"` together with `s3.sse.kms.key.id`. An unknown property is an error, which suggests the nearest known
-name.
+The file is written in [TOML](https://toml.io). Property names are dotted, as in Kafka and Kafka Connect. In
+`[pipeline.NAME]`, `s3.bucket = "a"` is equivalent to a table `[pipeline.NAME.s3]` with `bucket = "a"`. If a name is
+also the prefix of another one, put it in quotes: `"s3.sse"` together with `s3.sse.kms.key.id`. Unknown properties are
+errors, and the message suggests the most similar name.
 
-The type *bytes* accepts a number of bytes, or a string with a unit: `1048576`, `"1MiB"`, `"64KiB"`, `"1.5MB"`. The
-units are `KB`, `MB` and `GB` (powers of 1,000), and `KiB`, `MiB` and `GiB` (powers of 1,024). Times are numbers of
-milliseconds.
+The value of a property of type *bytes* is a number of bytes, or a string with a unit: `1048576`, `"1MiB"`, `"64KiB"`,
+`"1.5MB"`. The units are `KB`, `MB` and `GB` (powers of 1,000), and `KiB`, `MiB` and `GiB` (powers of 1,024). Times are
+given in milliseconds.
 
 ## Where a property is set
 
-- **Properties of the worker** are set before the first table: brokers, security, memory, web server.
-- **Properties of a pipeline** are set in either place: its transforms, error handling, clients (`consumer.*`,
-  `producer.*`) and store. Before the first table, a property is a default for all pipelines. In the table
-  `[pipeline.NAME]` it applies to that pipeline and overrides the default. A default that does not apply to a pipeline
-  is ignored there, for instance a bucket if the pipeline needs no store or uses a different one.
-- **`topics`, `output.topic` and `group.id`** are set in the table of a pipeline only.
+- **Properties of the worker** configure brokers, security, memory and the web server. They are set before the first
+  table.
+- **Properties of a pipeline** configure its transforms, error handling, clients (`consumer.*`, `producer.*`) and store.
+  They can be set in two places. If such a property is set before the first table, it is the default for all pipelines.
+  If it is set in the table `[pipeline.NAME]`, it applies to that pipeline and overrides the default. Defaults that do
+  not apply to a pipeline are ignored for it, for example a bucket if the pipeline needs no store.
+- **`topics`, `output.topic` and `group.id`** can be set only in the table of a pipeline.
 
 Each property has an anchor, such as `configuration.md#in.flight.bytes`.
 
 ## Secrets
 
-In any string, `${{env:NAME}}` is replaced by the value of an environment variable, and `${{file:/path}}` by the
-contents of a file, without a trailing line break. Values that are replaced in this way, and properties of the type
+In any string, `${{env:NAME}}` is replaced with the value of an environment variable, and `${{file:/path}}` with the
+contents of a file, without the trailing line break. Values that contain such a placeholder, and properties of type
 *password*, are printed as `***`.
 
-Placeholders are replaced in the worker's file, and in the command-line options whose help says so. They are not
-replaced in the configuration of a program (serializers, DataFrames, `open_store`), where a placeholder in a property of
-the store is an error; pass the value itself there, for instance `os.environ["NAME"]`.
+Placeholders are replaced in the worker's file, and in command-line options whose help describes this. They are not
+replaced in the configuration of a program (serializers, DataFrames, `open_store`). Pass the value itself there, for
+example `os.environ["NAME"]`. A placeholder in a property of the store is an error there.
 """
 
 
@@ -151,12 +152,12 @@ class _Section(NamedTuple):
 _SECTIONS: Sequence[_Section] = (
     _Section(
         "Worker",
-        "Set before the first table.",
+        "These properties are set before the first table.",
         [key for key in WORKER_KEYS if key not in SECURITY_KEYS],
     ),
     _Section(
         "Security",
-        "Set before the first table. Commands also accept these properties, `bootstrap.servers`, `client.id` and "
+        "Set these properties before the first table. Commands also accept them, `bootstrap.servers`, `client.id` and "
         "`resource.identifier.limit.enable` as `-X KEY=VALUE`.",
         SECURITY_KEYS,
     ),

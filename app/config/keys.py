@@ -32,8 +32,8 @@ SECURITY_KEYS: Sequence[Key] = (
     Key(
         "sasl.mechanism",
         "string",
-        "The SASL mechanism used to authenticate. Kafka's default is `GSSAPI`, which requires the package `gssapi`. "
-        "`AWS_MSK_IAM` signs with the AWS credentials of the process and requires the extra `msk`.",
+        "The SASL mechanism used to authenticate. `GSSAPI`, Kafka's default, requires the package `gssapi`. "
+        "`AWS_MSK_IAM` signs with the AWS credentials of the process, and requires the extra `msk`.",
         default="PLAIN",
         allowed=("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", "OAUTHBEARER", "AWS_MSK_IAM"),
     ),

@@ -52,8 +52,8 @@ class ClientSettings:
         LIMIT_KEY,
         "boolean",
         "Whether names must comply with the maximum lengths that are proposed for Kafka 5.0 ([limits](limits.md)). "
-        "They are checked before a request is sent. `false` permits the longer names that brokers of Kafka 4.x "
-        "accept. The limit of topic names always applies.",
+        "If true, names are checked before a request is sent. If false, longer names are permitted, which brokers of "
+        "Kafka 4.x accept. The limit of topic names always applies.",
         default=True,
     )
     security: Mapping[str, Value | None] = mapped(SECURITY_KEYS)
@@ -236,11 +236,12 @@ class Settings:
     in_flight_bytes: int = keyed(
         "in.flight.bytes",
         "bytes",
-        "The maximum total size in bytes of the records that all pipelines hold in memory; each pipeline may exceed "
+        "The maximum total size in bytes of the records that all pipelines hold in memory. Each pipeline may exceed "
         "it by one record. When the limit is reached, pipelines stop fetching until memory is released. While "
-        "forwarded records are being written, fetched records that wait count too. Read-ahead behind records that "
-        "wait for the store may use an additional quarter of this value, at least 64 MiB. A compressed batch that "
-        "decompresses to more than this value, and to more than 64 MiB, fails with all its records.",
+        "forwarded records are being written, records that were fetched and wait behind them count too. Records that "
+        "were read ahead behind those that wait for the store may use an additional quarter of this value, or 64 MiB "
+        "if that is more. If a compressed batch decompresses to more than this value and to more than 64 MiB, all its "
+        "records fail.",
         default=DEFAULT_MAX_BYTES,
         minimum=1,
     )
@@ -250,9 +251,9 @@ class Settings:
     log_format: Literal["text", "json"] = keyed(
         "log.format",
         "string",
-        "The format of log lines. `json`: one JSON object per line, with `time`, `level`, `logger` and `message`, and "
-        "with `pipeline`, `topic`, `partition`, `offset` and `exception` where they apply. An error that prevents the "
-        "worker from starting is printed as one line of text in either format.",
+        "The format of log lines. With `json`, each line is a JSON object with `time`, `level`, `logger` and "
+        "`message`, and with `pipeline`, `topic`, `partition`, `offset` and `exception` where they apply. In both "
+        "formats, an error that prevents the worker from starting is printed as one line of text.",
         default="text",
         allowed=("text", "json"),
     )
@@ -269,7 +270,7 @@ class Settings:
     web_hosts: tuple[str, ...] | None = keyed(
         "web.hosts",
         "list",
-        "Additional host names under which the web server may be requested, such as that of a proxy; `*` permits any. "
+        "Additional host names under which the web server may be accessed, such as that of a proxy; `*` permits any. "
         "IP addresses, names without a dot, and names that end with `.local`, `.internal` or `.svc` are always "
         "permitted. Other requests are refused with status 421. This protects against DNS rebinding.",
     )
@@ -292,15 +293,15 @@ class Settings:
         "string",
         "The topic through which requests to pause, resume, stop and restart reach all workers of a group, and stay "
         "in effect after a restart ([REST API](rest.md#all-workers-of-a-group)). It has one partition and is "
-        "compacted. It is created if it does not exist. If it is not set, a request affects only the worker that "
-        "receives it, until that worker ends.",
+        "compacted, and is created if it does not exist. If this property is not set, a request affects only the "
+        "worker that receives it, until that worker exits.",
     )
     graceful_timeout_ms: int = keyed(
         "task.shutdown.graceful.timeout.ms",
         "int",
         "The maximum time in milliseconds for a pipeline to finish its records when it stops or loses partitions. "
-        "Records that are not finished by then are read again later. Connect's default of 5,000 is short for large "
-        "payloads; 25,000 leaves a container 5 of the usual 30 seconds to stop.",
+        "Records that are not finished by then are read again later. Connect's default of 5,000 is too short for large "
+        "payloads. Of the 30 seconds that a container usually has to stop, the default of 25,000 leaves 5.",
         default=25_000,
         minimum=0,
     )
@@ -308,8 +309,8 @@ class Settings:
         "startup.wait.ms",
         "int",
         "The maximum time in milliseconds that a starting worker waits for brokers and stores that do not respond, "
-        "and for as many brokers as new topics and transactions require. When the time is over, or immediately on any "
-        "other error, the worker exits with status 2. Useful if no supervisor restarts the worker.",
+        "and for as many brokers as new topics and transactions require. When this time has passed, or immediately on "
+        "any other error, the worker exits with status 2. Set this property if no supervisor restarts the worker.",
         default=0,
         minimum=0,
     )
