@@ -163,25 +163,27 @@ _SECTIONS: Sequence[_Section] = (
     ),
     _Section(
         "Pipeline",
-        "Set before the first table, for all pipelines, or in `[pipeline.NAME]`; `topics`, `output.topic` and "
-        "`group.id` in `[pipeline.NAME]` only.",
+        "Set these properties before the first table, for all pipelines, or in `[pipeline.NAME]`. `topics`, "
+        "`output.topic` and `group.id` can be set only in `[pipeline.NAME]`.",
         (*PIPELINE_KEYS, HEADER_KEY),
     ),
     _Section(
         "Stores",
-        "Set in the same places, for any store. A custom store class receives these properties, and all that are not "
-        "listed on this page; see [custom store classes](serializers.md#custom-store).",
+        "Set these properties in the same places, for any store. A custom store class receives them, and all "
+        "properties that are not listed on this page; see [custom store classes](serializers.md#custom-store).",
         COMMON_KEYS,
     ),
     *(
         _Section(
-            f"Store `{name}`", f'Set in the same places, with `large.message.payload.store.class = "{name}"`.', keys
+            f"Store `{name}`",
+            f'Set these properties in the same places, if `large.message.payload.store.class` is `"{name}"`.',
+            keys,
         )
         for name in sorted(STORE_NAMES)
         if (keys := store_keys(name)) is not None
     ),
-    _Section("Consumer", "Set before the first table, or in `[pipeline.NAME]`.", CONSUMER_KEYS),
-    _Section("Producer", "Set before the first table, or in `[pipeline.NAME]`.", PRODUCER_KEYS),
+    _Section("Consumer", "Set these properties before the first table, or in `[pipeline.NAME]`.", CONSUMER_KEYS),
+    _Section("Producer", "Set these properties before the first table, or in `[pipeline.NAME]`.", PRODUCER_KEYS),
     _Section(
         "Serializers in a producer",
         "Set in the configuration of a client that serializes ([serializers](serializers.md)), together with the "
