@@ -624,7 +624,7 @@ def test_check_good_configuration(place: Place) -> None:
 
 @pytest.mark.parametrize("wrong", ["port", "topic"])
 def test_no_topic_is_created_while_anything_is_wrong(wrong: str, place: Place) -> None:
-    """A worker whose port is taken, or that lacks a source, tells that, and creates nothing. A check does."""
+    """A worker whose port is taken, or that lacks a source, reports that, and creates nothing. A check does."""
     sink = f"{place.raw}-new"
     creating = {"topic.creation.enable": True}
     first = place.pipeline(**{"output.topic": sink, **creating})

@@ -97,7 +97,7 @@ def test_both_share_groups_references_and_requests(
 ) -> None:
     """Each has a partition of each pipeline, and signed, compressed references go both ways; a pause reaches both.
 
-    Whoever stays continues at the offsets that the other one committed: nothing is lost or written twice.
+    The worker that stays continues at the offsets that the other one committed: nothing is lost or written twice.
     """
     way = make_way(2)
     control = make_topic(1, **{"cleanup.policy": "compact"})

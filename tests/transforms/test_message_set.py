@@ -196,7 +196,7 @@ def test_compressed_messages_that_are_refused(data: bytes, said: tuple[str, str,
     ids=["gzip", "snappy", "snappy's size"],
 )
 def test_bytes_that_are_no_compressed_messages(data: bytes, codec: str, call: Callable[[Message], object]) -> None:
-    """Whoever asks first is told what the codec says."""
+    """The first call that needs the content raises the error of the codec."""
     with pytest.raises(MalformedError) as caught:
         call(read(data))
     assert (caught.value.field, caught.value.allowed) == ("value of a message", f"one of {codec}")
